@@ -1,0 +1,150 @@
+"""What a backend offers: activation, capture, replay, and the evidence that only it can see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from graphcheck.finding import Finding, Location
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One recorded operation, stripped of addresses: what differential capture compares.
+
+    Args:
+        name: operator or kernel, for instance ``"aten.add.Tensor"``.
+        scalars: host numbers frozen into it, by argument name (``"end"``, ``"alpha"``, ``"grid.x"``).
+        geometry: sizes, strides and offset into the allocation of each tensor argument, by argument name.
+        where: the user's line that issued it.
+    """
+
+    name: str
+    scalars: tuple[tuple[str, str], ...] = ()
+    geometry: tuple[tuple[str, str], ...] = ()
+    where: Location | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Memory asked for inside the captured region.
+
+    Args:
+        nbytes: size, bytes.
+        kind: ``"transient"`` (free again when the region ends), ``"escaping"`` (still alive and not an output),
+            ``"output"`` (still alive and returned by the region) or ``"workspace"`` (a library's own).
+        where: the user's line.
+    """
+
+    nbytes: int
+    kind: str
+    where: Location | None = None
+
+
+@dataclass(frozen=True)
+class External:
+    """A buffer from outside the pool that a recording reads or writes.
+
+    Args:
+        address: first byte of the allocation.
+        nbytes: its size, bytes.
+        tag: ``"device"``, ``"pinned"`` or ``"pageable"``.
+        reads, writes: whether the recording reads or writes it.
+        where: the user's line that first recorded it.
+    """
+
+    address: int
+    nbytes: int
+    tag: str
+    reads: bool
+    writes: bool
+    where: Location | None = None
+
+
+class Recording(Protocol):
+    """One captured graph."""
+
+    outputs: Mapping[str, torch.Tensor]
+
+    def replay(self) -> None:
+        """Run the graph once on the current stream.
+
+        Raises:
+            ReplayFailed: an operation of the graph failed; the message names it.
+        """
+
+    def operations(self) -> Sequence[Operation]:
+        """The operations in recorded order."""
+
+    def allocations(self) -> Sequence[Allocation]:
+        """Everything asked of an allocator while the region was recorded, in order (cumulative)."""
+
+    def peak_pool_bytes(self) -> int:
+        """The most pool memory that was alive at one time inside the region, bytes, outputs included."""
+
+    def externals(self) -> Sequence[External]:
+        """The allocations outside the pool that the graph touches."""
+
+    def findings(self) -> Sequence[Finding]:
+        """What the watchers saw while recording that did not stop the capture (GC204, GC202, GC407, ...)."""
+
+    def name(self, names: Mapping[str, torch.Tensor]) -> None:
+        """Remember which of the user's names owns each external address (called once, right after capture)."""
+
+    def objections(self, names: Mapping[str, torch.Tensor]) -> Sequence[Finding]:
+        """What the address ledger objects to before a replay: rebound, freed, moved, grown, null.
+
+        Args:
+            names: the tensors that the user's names hold now.
+        """
+
+    def undeclared_writes(self, declared: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Device tensors (whole allocations, uint8) that the graph writes and that overlap none of ``declared``."""
+
+    def close(self) -> None:
+        """Drop the graph; its pool memory may be reused."""
+
+
+class Backend(Protocol):
+    """CUDA-graph semantics on some machine."""
+
+    name: str
+    device: torch.device
+
+    def active(self) -> AbstractContextManager[None]:
+        """Make ``device`` usable inside the block; everything is undone when it is left."""
+
+    def pool(self) -> object:
+        """A new private memory pool, shared by recordings that are given it."""
+
+    def record(self, region: Callable[[], Mapping[str, torch.Tensor]], pool: object) -> Recording:
+        """Capture ``region`` once, without replaying it.
+
+        Raises:
+            CaptureRefused: CUDA refuses something the region does; carries the code and the user's line.
+        """
+
+    def first_difference(self, recording: Recording, region: Callable[[], object]) -> str | None:
+        """Replay and run ``region`` eagerly side by side; describe the first operation whose result differs.
+
+        None where this cannot be told (other operations, or no difference). State is not put back.
+        """
+
+    def written(self, region: Callable[[], object]) -> Sequence[torch.Tensor]:
+        """Run ``region`` eagerly; the device allocations (uint8) alive before that it wrote. Empty where unseen."""
+
+    def damaged_guards(self) -> Sequence[Finding]:
+        """Guard bands around device allocations that no longer hold their pattern (then rewritten)."""
+
+    def rng_state(self) -> torch.Tensor:
+        """State of the registered device generator, a CPU byte tensor."""
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Put back what `rng_state` returned."""
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""

@@ -1,0 +1,284 @@
+"""`fuzz`: search for a failing plan, shrink it, name its cause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed as seeded, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.internal.conjecture import providers
+from hypothesis.strategies import SearchStrategy
+
+from graphcheck.backend import Backend, resolve
+from graphcheck.cases import Case
+from graphcheck.checker import conclude, instance, merge_notes, merge_rungs
+from graphcheck.component import Component
+from graphcheck.environment import environment
+from graphcheck.errors import ContractError
+from graphcheck.finding import RungStatus, Severity, ranked
+from graphcheck.oracle.lockstep import Options, run_plan
+from graphcheck.oracle.symptom import DIRECT, Kind, Outcome
+from graphcheck.oracle.vacuity import Influence, refused_or_empty
+from graphcheck.plan import Plan
+from graphcheck.report import Report, TargetReport
+from graphcheck.shrinker import Shrinker
+from graphcheck.strategies import plans as plans_of
+
+_UNBOUNDED = 10**7
+_KEPT_CASES = 60
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a search stands: for the live line.
+
+    Args:
+        phase: ``"search"``, ``"shrink"`` or ``"vacuity"``.
+        plans, replays: run so far.
+        findings: errors found so far.
+        seconds: since the start.
+    """
+
+    phase: str
+    plans: int
+    replays: int
+    findings: int
+    seconds: float
+
+
+class _Found(Exception):
+    """Tells Hypothesis that a plan fails."""
+
+
+class _TimeUp(BaseException):
+    """Ends the search; not an Exception, so that Hypothesis does not take it for a failing plan."""
+
+
+def fuzz(
+    component: Component | type[Component],
+    *,
+    backend: str = "auto",
+    examples: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    database: Path | None = None,
+    out: Path | None = None,
+    cases: SearchStrategy[Case] | None = None,
+    plans: SearchStrategy[Plan] | None = None,
+    target: str = "",
+    progress: Callable[[Progress], None] | None = None,
+) -> Report:
+    """Search for a failing plan and report it, shrunk and with its cause.
+
+    Args:
+        component: an unallocated component, or its class.
+        backend: ``auto``, ``cuda`` or ``emulator``.
+        examples: plans to try; 100 if neither this nor ``seconds`` is given.
+        seconds: stop the search after that long.
+        seed: the same seed, sources and versions give the same plans.
+        database: folder where failing examples are kept and replayed first; None keeps none.
+        out: folder for a repro file; None writes none.
+        cases: instead of the component's own strategy.
+        plans: instead of plans drawn from cases.
+        target: how to call the component in the report.
+        progress: called after every plan.
+
+    Returns:
+        A report with one target. Ctrl-C ends the search and keeps what was found.
+
+    Raises:
+        UsageError: the component cannot be run.
+        EnvironmentUnable: this machine cannot run the backend.
+    """
+    search = _Search(instance(component), resolve(backend), target, progress)
+    budget = _UNBOUNDED if examples is None and seconds is not None else (100 if examples is None else examples)
+    search.run(search.plans(cases, plans), budget, seconds, seed, database)
+    search.conclude(out)
+    words = f"fuzz {search.entry.target} --examples {budget} --seed {seed}"
+    return Report(words, environment(search.backend.name), [search.entry])
+
+
+class _Search:
+    """One search over one component."""
+
+    def __init__(
+        self,
+        component: Component,
+        backend: Backend,
+        target: str,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.component = component
+        self.backend = backend
+        self.entry = TargetReport(target or component.title, backend.name)
+        self.started = time.perf_counter()
+        self.deadline: float | None = None
+        self.failing: tuple[Plan, Outcome] | None = None
+        self.cases: list[Case] = []
+        self.refusals: list[str] = []
+        self._progress = progress
+        self._outcomes: dict[str, Outcome] = {}
+
+    def plans(
+        self, cases: SearchStrategy[Case] | None, plans: SearchStrategy[Plan] | None
+    ) -> SearchStrategy[Plan]:
+        """The strategy to search."""
+        if plans is not None:
+            return plans
+        drawn = self.component.cases() if cases is None else cases
+        if not isinstance(drawn, SearchStrategy):
+            raise ContractError(f"{self.component.title}.cases returned {type(drawn).__name__}; return graphcheck.case(...)")
+        return plans_of(drawn, self.component.key, self.component.warmup)
+
+    def run(
+        self,
+        plans: SearchStrategy[Plan],
+        examples: int,
+        seconds: float | None,
+        seed: int,
+        database: Path | None,
+    ) -> None:
+        """Try plans until one fails, the budget is spent, time is up or the user interrupts."""
+        self.deadline = None if seconds is None else self.started + seconds
+        kept = DirectoryBasedExampleDatabase(str(database)) if database is not None else None
+
+        def attempt(plan: Plan) -> None:
+            self._attempt(plan)
+
+        attempt._hypothesis_internal_add_digest = self.entry.target.encode()  # type: ignore[attr-defined]
+        search = seeded(seed)(
+            settings(
+                max_examples=max(1, examples),
+                database=kept,
+                deadline=None,
+                phases=(Phase.reuse, Phase.generate),
+                suppress_health_check=list(HealthCheck),
+                report_multiple_bugs=False,
+                print_blob=False,
+            )(given(plans)(attempt))
+        )
+        try:
+            with _no_harvested_constants():
+                search()
+        except _Found:
+            pass
+        except _TimeUp:
+            self.entry.stopped = "time"
+        except KeyboardInterrupt:
+            self.entry.stopped = "interrupted"
+        self.entry.seconds["search"] = time.perf_counter() - self.started
+
+    def _attempt(self, plan: Plan) -> None:
+        """Run one plan; raises _Found if it fails. Hypothesis runs a failing plan again, which is answered from memory."""
+        if self.failing is not None and self.failing[0].digest == plan.digest:
+            raise _Found
+        if self.deadline is not None and time.perf_counter() > self.deadline:
+            raise _TimeUp
+        outcome = run_plan(self.component, plan, self.backend)
+        outcome.counts.plans = 1
+        self.entry.counts.add(outcome.counts)
+        merge_rungs(self.entry, self.component, outcome)
+        self.entry.findings = merge_notes(self.entry.findings, outcome.notes)
+        self.refusals += outcome.refusals[:1]
+        if len(self.cases) < _KEPT_CASES:
+            self.cases += plan.replays
+        if outcome.failed:
+            self.failing = (plan, outcome)
+        self._report("search")
+        if outcome.failed:
+            raise _Found
+
+    def conclude(self, out: Path | None) -> None:
+        """Shrink and attribute the failing plan, or ask whether anything could have failed."""
+        try:
+            if self.failing is not None:
+                self._explain(*self.failing, out)
+            else:
+                self._vacuity()
+        except KeyboardInterrupt:
+            self.entry.stopped = "interrupted"
+            if self.failing is not None and not self.entry.errors:
+                plan, outcome = self.failing
+                self.entry.findings = ranked([symptom.finding for symptom in outcome.errors])
+                self.entry.plan = plan.to_json()
+        self.entry.conclude()
+
+    def _explain(self, plan: Plan, outcome: Outcome, out: Path | None) -> None:
+        started = time.perf_counter()
+        shrinker = Shrinker(lambda candidate: self._fails_alike(candidate, outcome))
+        plan = shrinker.shrink(plan)
+        self.entry.counts.shrinks = shrinker.attempts
+        notes = self.entry.findings
+        self.entry.seconds["shrink"] = time.perf_counter() - started
+        conclude(self.entry, self.component, plan, self.backend, run_plan(self.component, plan, self.backend), out)
+        self.entry.findings = ranked(merge_notes(self.entry.findings, notes))
+        self.entry.seconds["attribution"] = time.perf_counter() - started - self.entry.seconds["shrink"]
+
+    def _fails_alike(self, plan: Plan, original: Outcome) -> bool:
+        """Whether a plan shows one of the errors that the original showed, exercising only the rungs this takes."""
+        self._report("shrink")
+        wanted = _leading_signature(original)
+        kinds = {kind for kind, _ in wanted}
+        needed = frozenset(rung for kind, rung in _NEEDED_RUNG.items() if kind.value in kinds) | {"eager"}
+        again = run_plan(self.component, plan, self.backend, Options(immediate=True, rungs=needed))
+        return bool(wanted & again.signature)
+
+    def _vacuity(self) -> None:
+        started = time.perf_counter()
+        self._report("vacuity")
+        empty = refused_or_empty(self.entry.counts, self.refusals)
+        if empty is not None:
+            self.entry.findings = ranked([empty, *self.entry.findings])
+            self.entry.rungs["vacuity"] = RungStatus.FAILED
+            if self.entry.counts.replays == 0:
+                self.entry.rungs = {
+                    rung: status if status is RungStatus.ABSENT or rung == "vacuity" else RungStatus.NOT_RUN
+                    for rung, status in self.entry.rungs.items()
+                }
+        elif self.entry.stopped != "interrupted":
+            found = Influence(self.component, self.backend).findings(self.cases)
+            self.entry.findings = ranked([*self.entry.findings, *found])
+        self.entry.seconds["vacuity"] = time.perf_counter() - started
+
+    def _report(self, phase: str) -> None:
+        if self._progress is None:
+            return
+        counts = self.entry.counts
+        errors = sum(finding.severity is Severity.ERROR for finding in self.entry.findings) + (self.failing is not None)
+        self._progress(Progress(phase, counts.plans, counts.replays, errors, time.perf_counter() - self.started))
+
+
+_NEEDED_RUNG = {
+    Kind.DETERMINISM: "determinism",
+    Kind.REFERENCE: "reference",
+    Kind.SIDE_EFFECT: "side_effects",
+    Kind.POISON: "vacuity",
+}
+
+
+def _leading_signature(outcome: Outcome) -> frozenset[tuple[str, str]]:
+    """What shrinking preserves: direct evidence where there is some, else everything that failed."""
+    direct = frozenset(
+        (symptom.kind.value, symptom.finding.code) for symptom in outcome.errors if symptom.kind in DIRECT
+    )
+    return direct or outcome.signature
+
+
+@contextmanager
+def _no_harvested_constants() -> Iterator[None]:
+    """Hypothesis draws constants found in local sources; plans must not depend on what happens to be imported."""
+    harvest: Any = getattr(providers, "_get_local_constants", None)
+    if harvest is None:
+        yield
+        return
+    empty = providers.Constants()
+    providers._get_local_constants = lambda: empty
+    try:
+        yield
+    finally:
+        providers._get_local_constants = harvest

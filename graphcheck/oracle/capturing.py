@@ -1,0 +1,199 @@
+"""Warm-up and capture of arm A: no steps, so every declared state is as before when they are over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from graphcheck.backend.protocol import Recording
+from graphcheck.cases import Case
+from graphcheck.compare import Mismatch, describe, differs
+from graphcheck.errors import CaptureRefused
+from graphcheck.finding import Finding, Severity
+from graphcheck.oracle.arm import Arm, Snapshot, clone, put_back, snapshot, storage_key
+from graphcheck.oracle.symptom import Kind, Outcome, Symptom
+
+
+@dataclass
+class Graph:
+    """One captured graph of arm A and the undeclared storage that it writes."""
+
+    recording: Recording
+    case: Case
+    undeclared: dict[str, torch.Tensor]
+
+
+def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) -> Graph | None:
+    """Warm up and capture ``arm`` at ``case``; None if the case or the capture was refused.
+
+    The state that ``mutates`` declares is put back to what it was before staging, except for what ``restores``
+    promises: that is compared after every warm-up run and after the capture.
+    """
+    component, backend = arm.component, arm.backend
+    initial = snapshot({name: arm.buffers[name] for name in component.mutates})
+    rng = arm.rng
+    outcome.counts.cases += 1
+    refusal = arm.stage(case)
+    if refusal is not None:
+        outcome.counts.refused += 1
+        outcome.refusals.append(refusal)
+        put_back(dict(arm.buffers.items()), initial)
+        return None
+    staged = snapshot({name: arm.buffers[name] for name in component.mutates})
+    hidden = snapshot(arm.undeclared())
+    own = [name for name in component.mutates if name not in component.restores]
+    for number in range(warmups):
+        arm.with_rng(lambda: _warm_up(arm))
+        _compare_restores(arm, staged, f"after warm-up run {number + 1} of {warmups}", outcome)
+        put_back(dict(arm.buffers.items()), staged, own)
+    _note_drift(arm, hidden, outcome)
+    try:
+        recording = arm.with_rng(lambda: backend.record(arm.run, pool))
+    except CaptureRefused as refused:
+        outcome.symptoms.append(Symptom(Kind.REFUSAL, refusal_finding(refused, case)))
+        return None
+    finally:
+        arm.rng = rng
+    outcome.counts.captures += 1
+    _compare_restores(arm, staged, "after capture", outcome)
+    put_back(dict(arm.buffers.items()), initial, own)
+    recording.name(arm.names())
+    for finding in recording.findings():
+        if finding.severity is Severity.ERROR:
+            outcome.symptoms.append(Symptom(Kind.RECORD, finding))
+        else:
+            outcome.notes.append(finding)
+    _judge_allocation(arm, recording, outcome)
+    return Graph(recording, case, _undeclared(arm, recording, outcome))
+
+
+def _warm_up(arm: Arm) -> None:
+    manager = arm.call("around_warmup", arm.component.around_warmup, arm.buffers)
+    with manager:
+        arm.run()
+
+
+def _compare_restores(arm: Arm, staged: Snapshot, when: str, outcome: Outcome) -> None:
+    """Symptoms for buffers of ``restores`` that differ from what was staged."""
+    if arm.component.restores:
+        outcome.rungs.add("side_effects")
+    for name in arm.component.restores:
+        different = differs(staged[name], arm.buffers[name])
+        if not bool(different.any()) or outcome.of(Kind.RESTORE):
+            continue
+        mismatch = describe(name, staged[name], arm.buffers[name], different)
+        finding = Finding(
+            code="GC604",
+            message=f"{name}, which the component promises to restore, is not what was staged {when}",
+            place=mismatch.place(None),
+            expected=mismatch.expected,
+            got=mismatch.got,
+            advice="save it before each warm-up run and put it back by value, in place, also when a run raises",
+            evidence=(mismatch.summary(),),
+        )
+        outcome.symptoms.append(Symptom(Kind.RESTORE, finding, name=name))
+
+
+def _note_drift(arm: Arm, hidden: Snapshot, outcome: Outcome) -> None:
+    """Remember the undeclared state that warm-up changed: the first suspect for a mismatch."""
+    now = arm.undeclared()
+    for name, before in hidden.items():
+        if name in now and now[name].shape == before.shape and bool(differs(before, now[name]).any()):
+            outcome.drifted.append(name)
+
+
+def refusal_finding(refused: CaptureRefused, case: Case | None) -> Finding:
+    """The finding for an operation that a capturing stream refuses."""
+    return Finding(
+        code=refused.code,
+        message=refused.what,
+        where=refused.where,
+        place=f"capture at {case}" if case is not None else "capture",
+        expected="a region without host reads, synchronisation or host-built tensors",
+        got=refused.where.source if refused.where is not None else "",
+        advice=refused.advice,
+    )
+
+
+def _judge_allocation(arm: Arm, recording: Recording, outcome: Outcome) -> None:
+    """Findings on pool memory, by what the component declares."""
+    asked = [allocation for allocation in recording.allocations() if allocation.kind != "workspace"]
+    declared = arm.component.allocation
+    if not asked:
+        return
+    total, first = sum(allocation.nbytes for allocation in asked), asked[0]
+    if declared == "none":
+        finding = Finding(
+            code="GC505",
+            message=f"the region allocates {len(asked)} times ({total} bytes), and the component declares none",
+            where=first.where,
+            expected='no allocator activity (allocation = "none")',
+            got=f"{first.nbytes} bytes, {first.kind}, first",
+            advice="allocate at prepare time and pass out= buffers, or declare a byte budget",
+        )
+        outcome.symptoms.append(Symptom(Kind.ALLOCATION, finding))
+        return
+    peak = recording.peak_pool_bytes()
+    if isinstance(declared, int) and peak > declared:
+        largest = max(asked, key=lambda allocation: allocation.nbytes)
+        finding = Finding(
+            code="GC505",
+            message=f"the region keeps {peak} bytes of pool memory alive at one time, over its budget of {declared}",
+            where=largest.where,
+            expected=f"at most {declared} bytes",
+            got=f"{peak} bytes; the largest request is {largest.nbytes} bytes",
+            advice="work in smaller pieces, or raise the budget if the memory is there",
+        )
+        outcome.symptoms.append(Symptom(Kind.ALLOCATION, finding))
+        return
+    outcome.notes.append(
+        Finding(
+            code="GC505",
+            message="the region allocates from the graph's pool while it is captured",
+            severity=Severity.NOTE,
+            where=first.where,
+            expected="nothing, or a declared budget",
+            advice='allocate at prepare time if this must not happen, and declare allocation = "none"',
+        )
+    )
+
+
+def _undeclared(arm: Arm, recording: Recording, outcome: Outcome) -> dict[str, torch.Tensor]:
+    """Storage that the record writes and nobody declares; a symptom for each, and the tensors to put back."""
+    component = arm.component
+    declared = [arm.buffers[name] for name in (*component.mutates, *component.scratch)]
+    declared += list(recording.outputs.values())
+    named = {storage_key(tensor): name for name, tensor in reversed(list(arm.names().items()))}
+    found: dict[str, torch.Tensor] = {}
+    for number, storage in enumerate(recording.undeclared_writes(declared)):
+        name = named.get(storage.data_ptr(), f"storage {number}")
+        found[name] = storage
+        finding = Finding(
+            code="GC962",
+            message=f"the region writes {name}, which is neither an output nor in mutates nor in scratch",
+            place=f"{storage.numel()} bytes",
+            expected="every write declared",
+            got=f"writes to {name}",
+            advice="declare it in mutates (state), in scratch (never compared) or return it as an output",
+        )
+        outcome.symptoms.append(Symptom(Kind.UNDECLARED, finding, name=name))
+    return found
+
+
+def saved_undeclared(graph: Graph) -> Snapshot:
+    """Copies of the undeclared storage that the graph writes."""
+    return {name: clone(tensor) for name, tensor in graph.undeclared.items()}
+
+
+def mismatch_finding(code: str, message: str, mismatch: Mismatch, case: Case, step: int, advice: str) -> Finding:
+    """A finding for bits that differ at one replay."""
+    return Finding(
+        code=code,
+        message=message,
+        place=f"replay {step}, {mismatch.place(case)}",
+        expected=mismatch.expected,
+        got=mismatch.got,
+        advice=advice,
+        evidence=(mismatch.summary(), f"at {case}"),
+    )

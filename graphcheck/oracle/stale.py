@@ -1,0 +1,166 @@
+"""Stale and padded inputs: which buffer was not refreshed, only partly refreshed, or never written at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from graphcheck.backend.protocol import Backend
+from graphcheck.cases import Case
+from graphcheck.compare import differs, region_mask
+from graphcheck.component import Component
+from graphcheck.finding import Finding
+from graphcheck.oracle.arm import Arm, clone, poison_all, snapshot, storage_key
+from graphcheck.oracle.symptom import Kind, Symptom
+from graphcheck.plan import Plan
+from graphcheck.poison import poison, poisoned
+
+_ADVICE = {
+    "GC305": "run the same planning before every replay, into the same buffers",
+    "GC312": "let one function write the layout for capture and for every replay",
+    "GC702": "fill the tail with a neutral value on every refresh",
+    "GC705": "write the neutral value when the optional input is absent",
+}
+
+
+@dataclass(frozen=True)
+class _Stale:
+    """A static input that a lived-in arm and a fresh arm hold differently after staging one case."""
+
+    name: str
+    code: str
+    share: float
+
+
+def explain(component: Component, plan: Plan, symptom: Symptom, backend: Backend) -> Finding | None:
+    """The finding for the static input that staging left stale; None if every input is as a fresh arm's.
+
+    Compared are arm A's input after the plan's history (``lived``), a fresh arm's after staging the failing case only
+    (``fresh``) and its contents after allocation (``initial``). Where they differ and fresh equals initial, the staging
+    of this case never writes there: a whole buffer is an omitted input, a part of it a stale tail. Where a fresh
+    staging does write and the lived-in arm's does not, a plan was not refreshed; where both write, the layouts differ.
+    """
+    step = symptom.step or 0
+    with backend.active():
+        lived, fresh = Arm(component, backend), Arm(component, backend)
+        initial = snapshot(fresh.on_device())
+        for case in (*plan.captures, *plan.replays[:step]):
+            lived.stage(case)
+        inputs, _ = _roles(component, plan.replays[step], backend)
+        if fresh.stage(plan.replays[step]) is not None:
+            return None
+        before = {name: clone(lived.buffers[name]) for name in inputs}
+        lived.stage(plan.replays[step])
+        after = {name: clone(lived.buffers[name]) for name in inputs}
+        for name, tensor in before.items():
+            lived.buffers[name].copy_(tensor)
+            poison(lived.buffers[name])
+        lived.stage(plan.replays[step])
+        found = [
+            stale
+            for name in inputs
+            if (stale := _judge(name, after[name], fresh.buffers[name], initial[name], lived.buffers[name])) is not None
+        ]
+    if not found:
+        return None
+    worst = min(found, key=lambda stale: ("GC305", "GC312", "GC705", "GC702").index(stale.code))
+    message = {
+        "GC305": f"{worst.name} is planned on the host once and not refreshed before this replay",
+        "GC312": f"{worst.name} is laid out differently for the capture and for this replay",
+        "GC702": f"{worst.name} keeps a stale tail: {worst.share:.0%} of it is left over from an earlier case",
+        "GC705": f"{worst.name} is not refreshed for this case and keeps an earlier case's value",
+    }[worst.code]
+    return replace(symptom.finding, code=worst.code, message=message, advice=_ADVICE[worst.code])
+
+
+def _inputs(component: Component, arm: Arm) -> list[str]:
+    """Device buffers that are neither state nor scratch."""
+    return [name for name in arm.on_device() if name not in (*component.mutates, *component.scratch)]
+
+
+def _judge(
+    name: str, lived: torch.Tensor, fresh: torch.Tensor, initial: torch.Tensor, restaged: torch.Tensor
+) -> _Stale | None:
+    if lived.shape != fresh.shape:
+        return None
+    different = differs(fresh, lived)
+    if not bool(different.any()):
+        return None
+    count = int(different.sum())
+    if not bool((differs(fresh, initial) & different).any()):
+        untouched = not bool(differs(initial, fresh).any())
+        return _Stale(name, "GC705" if untouched else "GC702", count / different.numel())
+    rewritten = bool((~poisoned(restaged) & different).any())
+    return _Stale(name, "GC312" if rewritten else "GC305", count / different.numel())
+
+
+def poison_in_fresh_answer(component: Component, case: Case, backend: Backend) -> str | None:
+    """The output of a fresh eager arm that depends on memory nobody wrote; None if there is none.
+
+    Two fresh arms stage and run the same case; in one, everything that allocation and staging left poisoned is zeroed
+    first. State and scratch are left alone.
+    """
+    with backend.active():
+        answers = []
+        names, outputs = _roles(component, case, backend)
+        for zeroed in (False, True):
+            arm = Arm(component, backend)
+            poison_all(arm.buffers[name] for name in (*outputs, *component.scratch) if name in arm.on_device())
+            if arm.stage(case) is not None:
+                return None
+            if zeroed:
+                for name in names:
+                    left = poisoned(arm.buffers[name])
+                    arm.buffers[name].masked_fill_(left, 0)
+            regions = arm.written(case)
+            answers.append({name: (clone(tensor), regions.get(name)) for name, tensor in arm.eager(case).items()})
+        for name, (tensor, region) in answers[0].items():
+            other = answers[1][name][0]
+            if tensor.shape == other.shape and bool(differs(tensor, other, region_mask(tensor, region)).any()):
+                return name
+    return None
+
+
+def _roles(component: Component, case: Case, backend: Backend) -> tuple[list[str], list[str]]:
+    """Names of the static inputs and of the buffers that hold outputs, found by running a fresh arm once."""
+    arm = Arm(component, backend)
+    if arm.stage(case) is not None:
+        return [], []
+    held = {storage_key(tensor) for tensor in arm.eager(case).values()}
+    inputs = _inputs(component, arm)
+    outputs = [name for name in inputs if storage_key(arm.buffers[name]) in held]
+    return [name for name in inputs if name not in outputs], outputs
+
+
+def damage_follows_sentinel(component: Component, plan: Plan, symptom: Symptom, backend: Backend) -> str | None:
+    """Words for the evidence if the damaged place moves with the padding sentinel of an integer input; else None.
+
+    The region is run eagerly twice after staging the failing case: as it is, and with every negative entry of the
+    integer inputs replaced by zero.
+    """
+    case = plan.replays[symptom.step or 0]
+    with backend.active():
+        damage = []
+        changed: list[str] = []
+        for replaced in (False, True):
+            arm = Arm(component, backend)
+            if arm.stage(case) is not None:
+                return None
+            if replaced:
+                for name in _inputs(component, arm):
+                    tensor = arm.buffers[name]
+                    if not tensor.is_floating_point() and tensor.dtype is not torch.bool and bool((tensor < 0).any()):
+                        tensor.clamp_(min=0)
+                        changed.append(name)
+            watched = {name: tensor for name, tensor in arm.on_device().items() if name == symptom.name}
+            before = snapshot(watched)
+            arm.run()
+            damage.append({name: differs(before[name], tensor).cpu() for name, tensor in watched.items()})
+        if not changed or symptom.kind not in (Kind.SIDE_EFFECT, Kind.EAGER):
+            return None
+        for name, mask in damage[0].items():
+            if bool((mask & ~damage[1][name]).any()):
+                return f"sentinel of {', '.join(changed)} replaced by 0: the damage in {name} moves"
+    return None
+

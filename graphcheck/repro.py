@@ -1,0 +1,104 @@
+"""Repro files: a shrunk failing plan as JSON, written, loaded and run again."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphcheck.errors import MalformedFile
+from graphcheck.finding import Finding
+from graphcheck.plan import Plan
+from graphcheck.report import Report
+
+SCHEMA = "graphcheck-repro/1"
+
+
+@dataclass(frozen=True)
+class Repro:
+    """What a repro file holds.
+
+    Args:
+        target: what to load, as `graphcheck fuzz` was given it.
+        backend: where it failed.
+        plan: the shrunk plan, exactly as it ran.
+        codes: the codes found, cause first.
+        threads: CPU threads it ran with.
+        message: the leading finding, for the reader.
+    """
+
+    target: str
+    backend: str
+    plan: Plan
+    codes: tuple[str, ...]
+    threads: int = 1
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "target": self.target,
+            "backend": self.backend,
+            "codes": list(self.codes),
+            "message": self.message,
+            "threads": self.threads,
+            "plan": self.plan.to_json(),
+        }
+
+
+def write(folder: Path, target: str, backend: str, plan: Plan, findings: list[Finding]) -> Path:
+    """Write a repro file into ``folder`` (made if need be), named after the target and the leading code."""
+    codes = tuple(dict.fromkeys(finding.code for finding in findings))
+    repro = Repro(target, backend, plan, codes, message=findings[0].message if findings else "")
+    stem = re.sub(r"[^A-Za-z0-9.]+", "-", target).strip("-.") or "component"
+    path = folder / f"{stem}-{codes[0] if codes else 'plan'}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(repro.to_json(), indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def load(path: Path | str) -> Repro:
+    """The repro file at ``path``.
+
+    Raises:
+        MalformedFile: it cannot be read or is no repro file.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MalformedFile(f"cannot read the repro file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise MalformedFile(f"{path} is no JSON ({error}); expected a file that graphcheck fuzz wrote") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise MalformedFile(f"{path} is no repro file of schema {SCHEMA}; expected a file that graphcheck fuzz wrote")
+    wrong = [key for key in ("target", "backend") if not isinstance(data.get(key), str)]
+    if wrong or not isinstance(data.get("codes", []), list):
+        raise MalformedFile(f"{path} lacks {', '.join(wrong) or 'codes'}; regenerate it with graphcheck fuzz")
+    try:
+        plan = Plan.from_json(data.get("plan"))
+    except MalformedFile as error:
+        raise MalformedFile(f"{path}: {error}") from error
+    return Repro(
+        target=data["target"],
+        backend=data["backend"],
+        plan=plan,
+        codes=tuple(map(str, data.get("codes", []))),
+        threads=int(data.get("threads", 1)),
+        message=str(data.get("message", "")),
+    )
+
+
+def replay(path: Path | str, backend: str | None = None) -> Report:
+    """Run a repro file again: the report fails if the plan still does.
+
+    Raises:
+        MalformedFile: it is no repro file.
+        UnknownTarget: its component is not to be found here.
+    """
+    from graphcheck.checker import check
+    from graphcheck.registry import resolve
+
+    repro = load(path)
+    return check(resolve(repro.target), repro.plan, backend=backend or repro.backend, target=repro.target)

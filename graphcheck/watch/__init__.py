@@ -1,0 +1,1 @@
+"""Watchers: evidence beside the rungs (reachable state, differential records, declared allocation)."""

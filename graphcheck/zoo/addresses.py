@@ -1,0 +1,160 @@
+"""Addresses that moved or died after capture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from graphcheck.cases import Case
+from graphcheck.component import Buffers
+from graphcheck.strategies import case, contents, integers, lengths
+from graphcheck.zoo import Entry
+from graphcheck.zoo.rows import ROWS, WIDTH, MaskedSum, WithoutReference
+
+
+class Rebinds(MaskedSum):
+    """Staging makes a new tensor instead of copying into the old one."""
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        buffers.lens.copy_(case.lens)
+        buffers.x = case.x.tensor(ROWS, WIDTH).to(buffers.lens.device)
+
+
+class Evicts(WithoutReference):
+    """A cache of one entry a request id: the entry that the graph reads is dropped for the next one."""
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.served = 0
+        self.entries: dict[int, torch.Tensor] = {}
+        return super().allocate(device)
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), bias=integers(1, 9))
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        self.served += 1
+        self.entries = {self.served: torch.full((ROWS,), float(case.bias), device=buffers.x.device)}
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.masked(buffers).sum(1) + self.entries[self.served])
+        return {"out": buffers.out}
+
+
+class KeepsEntry(Evicts):
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(**dict(super().allocate(device).items()), bias=torch.empty(ROWS, device=device))
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        MaskedSum.stage(self, buffers, case)
+        buffers.bias.fill_(float(case.bias))
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.masked(buffers).sum(1) + buffers.bias)
+        return {"out": buffers.out}
+
+
+class ReloadsByAssignment(WithoutReference):
+    """A weight reload that gives the parameter other memory."""
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.layer = torch.nn.Linear(WIDTH, 1, bias=False, device=device).requires_grad_(False)
+        return super().allocate(device)
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(
+            lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), weight=contents(("normal", "ramp"))
+        )
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        self.reload(case.weight.tensor(1, WIDTH).to(buffers.x.device))
+
+    def reload(self, weight: torch.Tensor) -> None:
+        """Bring ``weight`` [1, width], device, into the layer."""
+        self.layer.weight.data = weight
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_((self.masked(buffers) * self.layer.weight).sum(1))
+        return {"out": buffers.out}
+
+
+class ReloadsByCopy(ReloadsByAssignment):
+    def reload(self, weight: torch.Tensor) -> None:
+        self.layer.weight.copy_(weight)
+
+
+class GrowsWorkspace(MaskedSum):
+    """Scratch grows when a larger batch comes by; graphs captured before keep the old address."""
+
+    scratch = ("work",)
+
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(**dict(super().allocate(device).items()), work=torch.empty(0, device=device))
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        self.reserve(buffers, 1 + int(case.lens.max()))
+
+    def reserve(self, buffers: Buffers, width: int) -> None:
+        """Have at least [rows, width] of scratch."""
+        if buffers.work.numel() < ROWS * width:
+            buffers.work = torch.empty(ROWS, width, device=buffers.x.device)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        width = buffers.work.shape[1]
+        torch.mul(self.padded(buffers)[:, :width], 1.0, out=buffers.work)
+        buffers.out.copy_(buffers.work.cumsum(1)[:, -1])
+        return {"out": buffers.out}
+
+    def padded(self, buffers: Buffers) -> torch.Tensor:
+        """The masked rows with one more column of zeros, [rows, width + 1]."""
+        return torch.nn.functional.pad(self.masked(buffers), (0, 1))
+
+
+class SizesForMost(GrowsWorkspace):
+    def allocate(self, device: torch.device) -> Buffers:
+        buffers = super().allocate(device)
+        buffers.work = torch.empty(ROWS, WIDTH + 1, device=device)
+        return buffers
+
+
+class CreatesOnFirstUse(MaskedSum):
+    """The scratch buffer is made by the first call, which is the capture: its block belongs to the graph's pool."""
+
+    warmup = 0
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.work: torch.Tensor | None = None
+        return super().allocate(device)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        if self.work is None:
+            self.work = torch.empty(ROWS, WIDTH, device=buffers.x.device)
+        self.work.copy_(self.masked(buffers))
+        buffers.out.copy_(self.work.sum(1))
+        return {"out": buffers.out}
+
+
+class CreatesAhead(MaskedSum):
+    warmup = 0
+    scratch = ("work",)
+
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(**dict(super().allocate(device).items()), work=torch.empty(ROWS, WIDTH, device=device))
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.work.copy_(self.masked(buffers))
+        buffers.out.copy_(buffers.work.sum(1))
+        return {"out": buffers.out}
+
+
+ZOO = [
+    Entry("GC401", "rebinds", Rebinds, MaskedSum, "a static input is rebound instead of copied into"),
+    Entry("GC402", "evicts", Evicts, KeepsEntry, "the entry that the graph reads is dropped"),
+    Entry("GC403", "reloads-by-assignment", ReloadsByAssignment, ReloadsByCopy, "a reload gives weights other memory"),
+    Entry("GC404", "grows-workspace", GrowsWorkspace, SizesForMost, "scratch is replaced by a larger one"),
+    Entry("GC405", "creates-on-first-use", CreatesOnFirstUse, CreatesAhead, "scratch is born inside the capture"),
+]

@@ -1,0 +1,172 @@
+"""Padding rows of a bucket: stale tails, valid sentinels, unwritten memory, omitted inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from graphcheck.cases import Case
+from graphcheck.component import Buffers
+from graphcheck.strategies import batch, case, contents, lengths
+from graphcheck.zoo import Entry
+from graphcheck.zoo.rows import ROWS, WIDTH, WithoutReference
+
+SLOTS = 6
+
+
+class StaleTail(WithoutReference):
+    """The refresh writes the rows of the batch at hand; the rows behind keep the previous batch's."""
+
+    def allocate(self, device: torch.device) -> Buffers:
+        buffers = super().allocate(device)
+        buffers.lens.zero_()
+        return buffers
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), size=batch(ROWS))
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        case.x.fill(buffers.x)
+        buffers.lens[: case.size].copy_(case.lens[: case.size])
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.masked(buffers).sum(1).sum().expand(buffers.out.shape))
+        return {"out": buffers.out}
+
+
+class FilledTail(StaleTail):
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        buffers.lens[case.size :].zero_()
+
+
+class ValidSentinel(WithoutReference):
+    """Padding rows carry slot -1, which indexing takes for the last slot."""
+
+    mutates = ("cache",)
+
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(
+            **dict(super().allocate(device).items()),
+            cache=torch.zeros(SLOTS, device=device),
+            slots=torch.zeros(ROWS, dtype=torch.int64, device=device),
+        )
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(
+            lens=lengths(ROWS, 1, WIDTH, page=8),
+            x=contents(("normal",)),
+            size=batch(ROWS),
+            order=st.permutations(range(SLOTS)),
+        )
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        slots = torch.full((ROWS,), -1, dtype=torch.int64)
+        slots[: case.size] = torch.tensor(case.order[: case.size])
+        buffers.slots.copy_(slots)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.masked(buffers).sum(1))
+        buffers.cache.index_put_((buffers.slots,), buffers.out)
+        return {"out": buffers.out}
+
+    def eager(self, buffers: Buffers, case: Case) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.masked(buffers).sum(1))
+        live = torch.tensor(case.order[: case.size], device=buffers.x.device)
+        buffers.cache.index_put_((live,), buffers.out[: case.size])
+        return {"out": buffers.out}
+
+    def written(self, buffers: Buffers, case: Case) -> Mapping[str, Any]:
+        return {"cache": torch.tensor([slot in case.order[: case.size] for slot in range(SLOTS)])}
+
+
+class DummySlot(ValidSentinel):
+    """One slot more than is served takes the padding rows' writes; it is scratch."""
+
+    scratch = ("spill",)
+
+    def allocate(self, device: torch.device) -> Buffers:
+        buffers = super().allocate(device)
+        buffers.cache = torch.zeros(SLOTS + 1, device=device)
+        return Buffers(**dict(buffers.items()), spill=buffers.cache[SLOTS:])
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        buffers.slots[case.size :].fill_(SLOTS)
+
+    def written(self, buffers: Buffers, case: Case) -> Mapping[str, Any]:
+        return {"cache": torch.tensor([slot in case.order[: case.size] for slot in range(SLOTS + 1)])}
+
+
+class LeaksUnwritten(WithoutReference):
+    """One scale for the bucket is taken over all rows, also over rows that no batch ever writes."""
+
+    spare = 2
+
+    def allocate(self, device: torch.device) -> Buffers:
+        buffers = super().allocate(device)
+        buffers.x = torch.empty(ROWS + self.spare, WIDTH, device=device)
+        return buffers
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        buffers.lens.copy_(case.lens)
+        case.x.fill(buffers.x[:ROWS])
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        scale = self.scaled(buffers).abs().amax()
+        valid = buffers.columns < buffers.lens.unsqueeze(1)
+        rows = torch.where(valid, buffers.x[:ROWS], torch.zeros_like(buffers.x[:ROWS]))
+        buffers.out.copy_(rows.sum(1) / (1 + scale))
+        return {"out": buffers.out}
+
+    def scaled(self, buffers: Buffers) -> torch.Tensor:
+        """The rows that the scale is taken over."""
+        return buffers.x
+
+
+class ScalesLiveRows(LeaksUnwritten):
+    def scaled(self, buffers: Buffers) -> torch.Tensor:
+        return buffers.x[:ROWS]
+
+
+class OmitsOptional(WithoutReference):
+    """An optional bias is copied when it is there; when it is not, the previous request's stays."""
+
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(**dict(super().allocate(device).items()), bias=torch.zeros(ROWS, device=device))
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(
+            lens=lengths(ROWS, 1, WIDTH, page=8),
+            x=contents(("normal",)),
+            biased=st.booleans(),
+            bias=contents(("ramp",)),
+        )
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        if case.biased:
+            case.bias.fill(buffers.bias)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.masked(buffers).sum(1) + buffers.bias)
+        return {"out": buffers.out}
+
+
+class ClearsOptional(OmitsOptional):
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        buffers.bias.zero_()
+        super().stage(buffers, case)
+
+
+ZOO = [
+    Entry("GC702", "stale-tail", StaleTail, FilledTail, "padding rows keep the previous batch's lengths"),
+    Entry("GC703", "valid-sentinel", ValidSentinel, DummySlot, "slot -1 wraps to the last slot"),
+    Entry("GC704", "leaks-unwritten", LeaksUnwritten, ScalesLiveRows, "memory that nothing wrote reaches live rows"),
+    Entry("GC705", "omits-optional", OmitsOptional, ClearsOptional, "an absent input leaves the previous value"),
+]

@@ -1,0 +1,121 @@
+"""Outputs kept too long, graphs that share a pool, and allocation inside the region."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from graphcheck.cases import Case
+from graphcheck.component import Buffers
+from graphcheck.strategies import case, contents, lengths
+from graphcheck.zoo import Entry
+from graphcheck.zoo.rows import ROWS, WIDTH, MaskedSum, WithoutReference
+
+
+class KeepsOutput(MaskedSum):
+    """The consumer collects the output tensor itself; every replay overwrites what it collected."""
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.collected: list[torch.Tensor] = []
+        return super().allocate(device)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        return {"out": self.masked(buffers).sum(1)}
+
+    def observe(self, buffers: Buffers, outputs: Mapping[str, torch.Tensor]) -> Any:
+        self.collected.append(self.keep(outputs["out"]))
+        return self.collected[-2:]
+
+    def keep(self, output: torch.Tensor) -> torch.Tensor:
+        """What the consumer holds on to."""
+        return output
+
+
+class ClonesOutput(KeepsOutput):
+    def keep(self, output: torch.Tensor) -> torch.Tensor:
+        return output.clone()
+
+
+class SharesPool(WithoutReference):
+    """Two graphs in one pool: the second's output lies where the first had an intermediate.
+
+    The consumer needs the last output of each graph, also after the other one has run.
+    """
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.doubled = False
+        self.latest: dict[bool, torch.Tensor] = {}
+        return super().allocate(device)
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), doubled=st.booleans())
+
+    def key(self, case: Case) -> bool:
+        return bool(case.doubled)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        self.doubled = bool(case.doubled)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        rows = self.masked(buffers)
+        rows = rows * 2 if self.doubled else rows * 3
+        return {"out": rows + 1}
+
+    def observe(self, buffers: Buffers, outputs: Mapping[str, torch.Tensor]) -> Any:
+        self.latest[self.doubled] = self.keep(outputs["out"])
+        return {str(key): value for key, value in sorted(self.latest.items())}
+
+    def keep(self, output: torch.Tensor) -> torch.Tensor:
+        """What the consumer holds on to."""
+        return output
+
+
+class CopiesOut(SharesPool):
+    def keep(self, output: torch.Tensor) -> torch.Tensor:
+        return output.clone()
+
+
+class AllocatesInside(MaskedSum):
+    """Declares an allocation-free region and makes temporaries all the same."""
+
+    allocation = "none"
+
+
+class AllocatesAhead(MaskedSum):
+    allocation = "none"
+    scratch = ("valid", "work")
+
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(
+            **dict(super().allocate(device).items()),
+            zeros=torch.zeros(ROWS, WIDTH, device=device),
+            valid=torch.empty(ROWS, WIDTH, dtype=torch.bool, device=device),
+            work=torch.empty(ROWS, WIDTH, device=device),
+        )
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        torch.lt(buffers.columns, buffers.lens.unsqueeze(1), out=buffers.valid)
+        torch.where(buffers.valid, buffers.x, buffers.zeros, out=buffers.work)
+        torch.sum(buffers.work, 1, out=buffers.out)
+        return {"out": buffers.out}
+
+
+class OverBudget(MaskedSum):
+    allocation = ROWS * WIDTH * 4
+
+
+class WithinBudget(MaskedSum):
+    allocation = 8 * ROWS * WIDTH * 4
+
+
+ZOO = [
+    Entry("GC501", "keeps-output", KeepsOutput, ClonesOutput, "an output is kept across replays"),
+    Entry("GC502", "shares-pool", SharesPool, CopiesOut, "an output is needed after another graph of its pool ran"),
+    Entry("GC505", "allocates-inside", AllocatesInside, AllocatesAhead, "a region declared allocation-free allocates"),
+    Entry("GC505", "over-budget", OverBudget, WithinBudget, "the region keeps more pool memory than its budget"),
+]

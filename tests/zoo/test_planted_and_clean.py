@@ -1,0 +1,73 @@
+"""Every planted defect is found with its cause code first and shrunk; every clean twin stays silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graphcheck.backend import resolve
+from graphcheck.finding import Severity, Verdict
+from graphcheck.fuzzer import fuzz
+from graphcheck.oracle.lockstep import Options, run_plan
+from graphcheck.plan import Plan
+from graphcheck.zoo import Entry, entries
+
+EXAMPLES = 30
+ENTRIES = entries()
+
+
+def named(entry: Entry) -> str:
+    return f"{entry.code}-{entry.name}"
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=named)
+def test_planted_defect_is_found_with_its_cause_first_and_cannot_be_made_smaller(entry: Entry, tmp_path: Path) -> None:
+    """Expected: the entry's code leads; no replay dropped and no length halved still fails; the repro file fails."""
+    report = fuzz(entry.planted(), backend="emulator", examples=EXAMPLES, seed=1, out=tmp_path)
+    (target,) = report.targets
+    assert target.verdict is Verdict.FAIL
+    assert target.findings[0].code == entry.code, [f"{f.code}: {f.message}" for f in target.findings]
+    assert target.findings[0].severity is Severity.ERROR
+    assert target.repro is not None and target.repro.exists()
+    assert target.plan is not None
+    plan = Plan.from_json(target.plan)
+    codes = {finding.code for finding in target.errors} | {"GC964"}
+    for smaller in with_less(plan):
+        outcome = run_plan(entry.planted(), smaller, resolve("emulator"), Options(immediate=True))
+        assert not codes & {code for _, code in outcome.signature}, f"{smaller} still fails"
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=named)
+def test_clean_twin_is_silent(entry: Entry) -> None:
+    """Expected: verdict pass, no error and no warning."""
+    report = fuzz(entry.clean(), backend="emulator", examples=EXAMPLES, seed=1)
+    (target,) = report.targets
+    loud = [finding for finding in target.findings if finding.severity is not Severity.NOTE]
+    assert loud == []
+    assert target.verdict is Verdict.PASS, target.rungs
+
+
+def with_less(plan: Plan) -> Iterator[Plan]:
+    """The plan with one replay dropped, and with one length halved."""
+    if len(plan.replays) > 1:
+        for index in range(len(plan.replays)):
+            yield Plan(plan.captures, plan.replays[:index] + plan.replays[index + 1 :], plan.warmups)
+    for group in ("captures", "replays"):
+        cases = getattr(plan, group)
+        for index, case in enumerate(cases):
+            for name, value in case.fields.items():
+                values = getattr(value, "values", None)
+                if not isinstance(values, tuple):
+                    continue
+                for row, length in enumerate(values):
+                    half = max(value.low, length // 2)
+                    if half < length:
+                        fewer = type(value)((*values[:row], half, *values[row + 1 :]), value.low, value.high)
+                        changed = (*cases[:index], case.replaced(**{name: fewer}), *cases[index + 1 :])
+                        yield Plan(
+                            changed if group == "captures" else plan.captures,
+                            changed if group == "replays" else plan.replays,
+                            plan.warmups,
+                        )
