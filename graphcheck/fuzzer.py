@@ -253,6 +253,15 @@ class _Search:
         self._progress(Progress(phase, counts.plans, counts.replays, errors, time.perf_counter() - self.started))
 
 
+_STRENGTH: tuple[frozenset[Kind], ...] = (
+    DIRECT,
+    frozenset({Kind.DETERMINISM}),
+    frozenset({Kind.CRASH, Kind.EAGER, Kind.OBSERVE}),
+    frozenset({Kind.HISTORY}),
+    frozenset({Kind.REFERENCE}),
+    frozenset({Kind.SIDE_EFFECT}),
+)
+
 _NEEDED_RUNG = {
     Kind.DETERMINISM: "determinism",
     Kind.REFERENCE: "reference",
@@ -262,11 +271,12 @@ _NEEDED_RUNG = {
 
 
 def _leading_signature(outcome: Outcome) -> frozenset[tuple[str, str]]:
-    """What shrinking preserves: direct evidence where there is some, else everything that failed."""
-    direct = frozenset(
-        (symptom.kind.value, symptom.finding.code) for symptom in outcome.errors if symptom.kind in DIRECT
-    )
-    return direct or outcome.signature
+    """What shrinking preserves: the strongest evidence there is, so that a weaker symptom cannot take its place."""
+    for group in _STRENGTH:
+        found = frozenset((symptom.kind.value, symptom.finding.code) for symptom in outcome.errors if symptom.kind in group)
+        if found:
+            return found
+    return outcome.signature
 
 
 @contextmanager

@@ -118,6 +118,9 @@ class Backend(Protocol):
     def active(self) -> AbstractContextManager[None]:
         """Make ``device`` usable inside the block; everything is undone when it is left."""
 
+    def allocating(self) -> AbstractContextManager[None]:
+        """Inside, device memory that a factory leaves uninitialised holds poison."""
+
     def pool(self) -> object:
         """A new private memory pool, shared by recordings that are given it."""
 

@@ -33,7 +33,8 @@ class Arm:
         self.component = copy.deepcopy(component)
         self.backend = backend
         self.rng = backend.rng_state()
-        buffers = self.call("allocate", self.component.allocate, backend.device)
+        with backend.allocating():
+            buffers = self.call("allocate", self.component.allocate, backend.device)
         if not isinstance(buffers, Buffers):
             raise ContractError(
                 f"{component.title}.allocate returned {type(buffers).__name__}; return graphcheck.Buffers(name=tensor, ...)"

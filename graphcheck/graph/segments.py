@@ -1,0 +1,105 @@
+"""What an address belongs to: a named buffer, the graph's pool, a library workspace, freed or foreign memory."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graphcheck.graph.nodes import Node
+
+STATIC, POOL, WORKSPACE, FREED, FOREIGN, NONE = "static input", "graph pool", "workspace", "freed", "foreign", "none"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A range of device addresses with one owner.
+
+    Args:
+        start, nbytes: the range.
+        owner: one of the classes above.
+        name: the buffer's name, where it has one.
+    """
+
+    start: int
+    nbytes: int
+    owner: str
+    name: str = ""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+
+@dataclass(frozen=True)
+class Word:
+    """One 8-byte argument word that lies in known device memory.
+
+    Args:
+        node: index of the node.
+        argument: index of the kernel parameter.
+        offset: byte offset within it.
+        address: the value.
+        span: what it belongs to.
+    """
+
+    node: int
+    argument: int
+    offset: int
+    address: int
+    span: Span
+
+
+class AddressMap:
+    """Looks addresses up among spans; where spans nest (a named buffer inside an allocator's block), the first wins.
+
+    Args:
+        layers: groups of spans, most specific first; within a group spans do not overlap.
+    """
+
+    def __init__(self, layers: Iterable[Iterable[Span]]) -> None:
+        self._layers = [sorted(layer, key=lambda span: span.start) for layer in layers]
+        self._starts = [[span.start for span in layer] for layer in self._layers]
+
+    def find(self, address: int) -> Span | None:
+        """The span that holds ``address``; None if no known memory does."""
+        for layer, starts in zip(self._layers, self._starts, strict=True):
+            index = bisect.bisect_right(starts, address) - 1
+            if index >= 0 and address < layer[index].end:
+                return layer[index]
+        return None
+
+    def words(self, nodes: Sequence[Node]) -> list[Word]:
+        """Every aligned 8-byte word of every kernel argument that lies in known device memory."""
+        return [
+            Word(node.index, argument.index, offset, value, span)
+            for node in nodes
+            for argument in node.arguments
+            for offset, value in argument.words()
+            if (span := self.find(value)) is not None
+        ]
+
+
+def allocator_spans(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[list[Span]]:
+    """Spans of an allocator snapshot: blocks in use outside the pool, the pool's segments, and free blocks elsewhere.
+
+    Args:
+        snapshot: what ``torch.cuda.memory_snapshot()`` gives, under the key ``segments``.
+        pool: the graph pool's id.
+    """
+    live: list[Span] = []
+    pooled: list[Span] = []
+    freed: list[Span] = []
+    for segment in snapshot["segments"]:
+        mine = tuple(segment.get("segment_pool_id", (0, 0))) == tuple(pool)
+        if mine:
+            pooled.append(Span(segment["address"], segment["total_size"], POOL))
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            start = block.get("address", address)
+            owner = FOREIGN if block["state"] == "active_allocated" else FREED
+            (live if owner == FOREIGN else freed).append(Span(start, block["size"], owner))
+            address = start + block["size"]
+    return [live, pooled, freed]

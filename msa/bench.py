@@ -1,0 +1,90 @@
+"""A bench: driver, cache and inputs of one variant, which is what one captured graph is made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from msa.cache import PagedCache
+from msa.driver import DecodeDriver
+from msa.geometry import Geometry
+from msa.overlap import OverlapLengths
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One graph key: a geometry and a number of query tokens, with a bucket of requests."""
+
+    geometry: Geometry
+    qo_len: int
+    bucket: int
+
+    @property
+    def rows(self) -> int:
+        """Query rows of the bucket."""
+        return self.bucket * self.qo_len
+
+
+def small(bucket: int = 4, pages: int = 10) -> Geometry:
+    """A small geometry with the proportions of M3: heads 8/2/2, D 32, pages of 16 tokens, top-k 4."""
+    return Geometry(
+        q_heads=8,
+        kv_heads=2,
+        index_heads=2,
+        head_dim=32,
+        page_size=16,
+        top_k=4,
+        max_batch=bucket,
+        max_pages=pages,
+        num_pages=bucket * pages,
+        max_seq_len=pages * 16 - 20,
+        dtype=torch.float32,
+    )
+
+
+def small_variants(*qo_lens: int) -> dict[str, Variant]:
+    return {f"q{qo_len}": Variant(small(), qo_len, 4) for qo_len in qo_lens}
+
+
+def m3_variants() -> dict[str, Variant]:
+    sizes = {"max_batch": 2, "max_pages": 20, "num_pages": 40, "max_seq_len": 2500}
+    return {f"tp{parallel}": Variant(Geometry.m3(parallel, **sizes), 4, 2) for parallel in (1, 4)}
+
+
+class Bench:
+    """Driver, cache and inputs of one variant.
+
+    Attributes:
+        q: [T, Hq, D], k, v: [T, Hkv, D], index_q: [T, Hidx, D], index_k: [T, 1, D]; dtype, device.
+    """
+
+    def __init__(self, variant: Variant, device: torch.device) -> None:
+        geometry, rows = variant.geometry, variant.rows
+        self.driver = DecodeDriver(geometry, variant.bucket, variant.qo_len, device)
+        self.cache = PagedCache.allocate(geometry, device)
+
+        def new(heads: int) -> torch.Tensor:
+            return torch.empty(rows, heads, geometry.head_dim, dtype=geometry.dtype, device=device)
+
+        self.q = new(geometry.q_heads)
+        self.k, self.v = new(geometry.kv_heads), new(geometry.kv_heads)
+        self.index_q, self.index_k = new(geometry.index_heads), new(1)
+        self.overlap = OverlapLengths(variant.bucket, variant.qo_len, device)
+
+    def caches(self) -> dict[str, torch.Tensor]:
+        """The caches by buffer name."""
+        index_k = self.cache.index_k
+        return {"k_cache": self.cache.k, "v_cache": self.cache.v} | (
+            {} if index_k is None else {"index_cache": index_k}
+        )
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """The float inputs by buffer name."""
+        return {"q": self.q, "k": self.k, "v": self.v, "index_q": self.index_q, "index_k": self.index_k}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything by buffer name; ``spill_*`` is the dummy page of each cache."""
+        spill = {f"spill_{name}": tensor[-1:] for name, tensor in self.caches().items()}
+        lengths = {"staged": self.overlap.staged, "accepted": self.overlap.accepted}
+        return {**self.caches(), **spill, **self.inputs(), **self.driver.tensors(), **lengths}
