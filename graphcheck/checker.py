@@ -6,17 +6,16 @@ import time
 from pathlib import Path
 
 from graphcheck import repro
-from graphcheck.backend import Backend, resolve
 from graphcheck.component import Component
 from graphcheck.environment import environment
 from graphcheck.errors import ContractError
 from graphcheck.finding import Finding, RungStatus, Severity, ranked
-from graphcheck.oracle.attribution import attribute, first_difference
-from graphcheck.oracle.lockstep import Options, run_plan
+from graphcheck.oracle.lockstep import Options
 from graphcheck.oracle.symptom import Outcome
 from graphcheck.oracle.vacuity import refused_or_empty
 from graphcheck.plan import Plan
 from graphcheck.report import Report, TargetReport
+from graphcheck.runner import LocalRunner, Runner
 
 
 def check(
@@ -44,12 +43,12 @@ def check(
         EnvironmentUnable: this machine cannot run the backend.
     """
     component = instance(component)
-    machine = resolve(backend)
-    entry = TargetReport(target or component.title, machine.name)
+    runner = LocalRunner(component, backend)
+    entry = TargetReport(target or component.title, runner.backend_name)
     started = time.perf_counter()
     plan = plan.through_json()
-    outcome = run_plan(component, plan, machine)
-    conclude(entry, component, plan, machine, outcome, out)
+    outcome = runner.run(plan, Options())
+    conclude(entry, component, plan, runner, outcome, out)
     entry.counts.add(outcome.counts)
     entry.counts.plans = 1
     if not entry.errors and (empty := refused_or_empty(entry.counts, outcome.refusals)) is not None:
@@ -57,14 +56,14 @@ def check(
         entry.rungs["vacuity"] = RungStatus.FAILED
     entry.seconds["check"] = time.perf_counter() - started
     entry.conclude()
-    return Report(f"check {entry.target}", environment(machine.name), [entry])
+    return Report(f"check {entry.target}", environment(runner.backend_name), [entry])
 
 
 def conclude(
     entry: TargetReport,
     component: Component,
     plan: Plan,
-    backend: Backend,
+    runner: Runner,
     outcome: Outcome,
     out: Path | None,
 ) -> None:
@@ -73,16 +72,13 @@ def conclude(
     if not outcome.failed:
         entry.findings = ranked(merge_notes([], outcome.notes))
         return
-    outcome = run_plan(component, plan, backend, Options(immediate=True))
+    outcome = runner.run(plan, Options(immediate=True))
     merge_rungs(entry, component, outcome)
-    findings = attribute(component, plan, backend, outcome)
-    difference = first_difference(component, plan, backend, outcome)
-    if difference is not None and findings:
-        findings[0] = findings[0].with_evidence(f"first operation whose result differs: {difference}")
+    findings = runner.explain(plan, outcome)
     entry.findings = ranked(merge_notes(findings, outcome.notes))
     entry.plan = plan.to_json()
     if out is not None:
-        entry.repro = repro.write(out, entry.target, backend.name, plan, findings)
+        entry.repro = repro.write(out, entry.target, runner.backend_name, plan, findings)
 
 
 def merge_rungs(entry: TargetReport, component: Component, outcome: Outcome) -> None:

@@ -19,7 +19,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphcheck.finding import Location
@@ -61,6 +61,9 @@ class ComponentRaised(UsageError):
             "or raise CaseRefused from stage if the case lies outside what it was built for"
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.component, self.member, self.cause, self.where)
+
 
 class MalformedFile(UsageError):
     """A repro file, trace or report does not hold what it should."""
@@ -95,6 +98,9 @@ class CaptureRefused(GraphcheckError, RuntimeError):
         self.where = where
         place = f" at {where}" if where is not None else ""
         super().__init__(f"{code}: {what}{place}; {advice}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.what, self.advice, self.where)
 
 
 class UnknownOperator(GraphcheckError, RuntimeError):

@@ -14,18 +14,18 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
 
-from graphcheck.backend import Backend, resolve
 from graphcheck.cases import Case
 from graphcheck.checker import conclude, instance, merge_notes, merge_rungs
 from graphcheck.component import Component
 from graphcheck.environment import environment
 from graphcheck.errors import ContractError
 from graphcheck.finding import RungStatus, Severity, ranked
-from graphcheck.oracle.lockstep import Options, run_plan
+from graphcheck.oracle.lockstep import Options
 from graphcheck.oracle.symptom import DIRECT, Kind, Outcome
-from graphcheck.oracle.vacuity import Influence, refused_or_empty
+from graphcheck.oracle.vacuity import refused_or_empty
 from graphcheck.plan import Plan
 from graphcheck.report import Report, TargetReport
+from graphcheck.runner import LocalRunner, Runner
 from graphcheck.shrinker import Shrinker
 from graphcheck.strategies import plans as plans_of
 
@@ -95,12 +95,13 @@ def fuzz(
         UsageError: the component cannot be run.
         EnvironmentUnable: this machine cannot run the backend.
     """
-    search = _Search(instance(component), resolve(backend), target, progress)
+    component = instance(component)
+    search = _Search(component, LocalRunner(component, backend), target, progress)
     budget = _UNBOUNDED if examples is None and seconds is not None else (100 if examples is None else examples)
     search.run(search.plans(cases, plans), budget, seconds, seed, database)
     search.conclude(out)
     words = f"fuzz {search.entry.target} --examples {budget} --seed {seed}"
-    return Report(words, environment(search.backend.name), [search.entry])
+    return Report(words, environment(search.runner.backend_name), [search.entry])
 
 
 class _Search:
@@ -109,16 +110,17 @@ class _Search:
     def __init__(
         self,
         component: Component,
-        backend: Backend,
+        runner: Runner,
         target: str,
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.component = component
-        self.backend = backend
-        self.entry = TargetReport(target or component.title, backend.name)
+        self.runner = runner
+        self.entry = TargetReport(target or component.title, runner.backend_name)
         self.started = time.perf_counter()
         self.deadline: float | None = None
         self.failing: tuple[Plan, Outcome] | None = None
+        self.broken: Exception | None = None
         self.cases: list[Case] = []
         self.refusals: list[str] = []
         self._progress = progress
@@ -172,14 +174,21 @@ class _Search:
         except KeyboardInterrupt:
             self.entry.stopped = "interrupted"
         self.entry.seconds["search"] = time.perf_counter() - self.started
+        if self.broken is not None:
+            raise self.broken
 
     def _attempt(self, plan: Plan) -> None:
         """Run one plan; raises _Found if it fails. Hypothesis runs a failing plan again, which is answered from memory."""
-        if self.failing is not None and self.failing[0].digest == plan.digest:
+        if self.broken is not None or (self.failing is not None and self.failing[0].digest == plan.digest):
             raise _Found
         if self.deadline is not None and time.perf_counter() > self.deadline:
             raise _TimeUp
-        outcome = run_plan(self.component, plan, self.backend)
+        try:
+            outcome = self.runner.run(plan, Options())
+        except Exception as error:
+            # Kept for the caller as it is: Hypothesis would run the plan again and attach notes of its own.
+            self.broken = error
+            raise _Found from error
         outcome.counts.plans = 1
         self.entry.counts.add(outcome.counts)
         merge_rungs(self.entry, self.component, outcome)
@@ -215,7 +224,7 @@ class _Search:
         self.entry.counts.shrinks = shrinker.attempts
         notes = self.entry.findings
         self.entry.seconds["shrink"] = time.perf_counter() - started
-        conclude(self.entry, self.component, plan, self.backend, run_plan(self.component, plan, self.backend), out)
+        conclude(self.entry, self.component, plan, self.runner, self.runner.run(plan, Options()), out)
         self.entry.findings = ranked(merge_notes(self.entry.findings, notes))
         self.entry.seconds["attribution"] = time.perf_counter() - started - self.entry.seconds["shrink"]
 
@@ -225,7 +234,7 @@ class _Search:
         wanted = _leading_signature(original)
         kinds = {kind for kind, _ in wanted}
         needed = frozenset(rung for kind, rung in _NEEDED_RUNG.items() if kind.value in kinds) | {"eager"}
-        again = run_plan(self.component, plan, self.backend, Options(immediate=True, rungs=needed))
+        again = self.runner.run(plan, Options(immediate=True, rungs=needed))
         return bool(wanted & again.signature)
 
     def _vacuity(self) -> None:
@@ -241,7 +250,7 @@ class _Search:
                     for rung, status in self.entry.rungs.items()
                 }
         elif self.entry.stopped != "interrupted":
-            found = Influence(self.component, self.backend).findings(self.cases)
+            found = self.runner.influence(self.cases)
             self.entry.findings = ranked([*self.entry.findings, *found])
         self.entry.seconds["vacuity"] = time.perf_counter() - started
 

@@ -44,12 +44,18 @@ def small(bucket: int = 4, pages: int = 10) -> Geometry:
 
 
 def small_variants(*qo_lens: int) -> dict[str, Variant]:
+    """Variants of the small geometry by name, four requests each."""
     return {f"q{qo_len}": Variant(small(), qo_len, 4) for qo_len in qo_lens}
 
 
 def m3_variants() -> dict[str, Variant]:
-    sizes = {"max_batch": 2, "max_pages": 20, "num_pages": 40, "max_seq_len": 2500}
-    return {f"tp{parallel}": Variant(Geometry.m3(parallel, **sizes), 4, 2) for parallel in (1, 4)}
+    """Variants at the sizes of MiniMax-M3, one and four ways tensor parallel, two requests of 20 pages."""
+    return {
+        f"tp{parallel}": Variant(
+            Geometry.m3(parallel, max_batch=2, max_pages=20, num_pages=40, max_seq_len=2500), qo_len=4, bucket=2
+        )
+        for parallel in (1, 4)
+    }
 
 
 class Bench:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from graphcheck.contract import refuse_while_capturing
 
+from graphcheck.contract import refuse_while_capturing
 from msa.geometry import Geometry
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from graphcheck.contract import capture_safe, refuse_while_capturing
 
+from graphcheck.contract import capture_safe, refuse_while_capturing
 from msa.cache import PagedCache
 from msa.errors import BatchTooLarge, GeometryError, ShapeMismatch
 from msa.geometry import Geometry

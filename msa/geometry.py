@@ -125,9 +125,9 @@ class Geometry:
         return -(-max(tokens, 0) // self.page_size)
 
     def _not_positive(self) -> list[str]:
-        names = ("q_heads", "kv_heads", "index_heads", "head_dim", "page_size", "top_k", "max_qo_len")
-        names += ("max_batch", "max_pages", "num_pages", "max_seq_len")
-        return [name for name in names if not _is_count(getattr(self, name), 1)]
+        heads = ("q_heads", "kv_heads", "index_heads", "head_dim")
+        limits = ("page_size", "top_k", "max_qo_len", "max_batch", "max_pages", "num_pages", "max_seq_len")
+        return [name for name in (*heads, *limits) if not _is_count(getattr(self, name), 1)]
 
     def _objections(self) -> list[str]:
         checks = (

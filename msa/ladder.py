@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from graphcheck.contract import capture_safe, refuse_while_capturing
 
+from graphcheck.contract import capture_safe, refuse_while_capturing
 from msa.geometry import Geometry
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from graphcheck.contract import capture_safe, refuse_while_capturing
 
+from graphcheck.contract import capture_safe, refuse_while_capturing
 from msa.driver import DecodeDriver
 from msa.eager import EagerBatch
 from msa.errors import BatchTooLarge

@@ -55,7 +55,7 @@ def run_plan(component: Component, plan: Plan, backend: Backend, options: Option
     options = options if options is not None else Options()
     lockstep = Lockstep(component, plan, backend, options)
     outcome = lockstep.run()
-    if not options.immediate and not outcome.failed and lockstep.comparator.pending():
+    if lockstep.differs:
         again = Lockstep(component, plan, backend, replace(options, immediate=True)).run()
         if not again.failed:
             again.symptoms.append(Symptom(Kind.DETERMINISM, _unrepeatable(plan)))
@@ -84,6 +84,7 @@ class Lockstep:
         self.options = options
         self.outcome = Outcome()
         self.comparator = Comparator(options.immediate)
+        self.differs = False
 
     def run(self) -> Outcome:
         """Capture, then step through the replays; stops at the first replay that shows an error."""
@@ -99,6 +100,7 @@ class Lockstep:
                 for graph in graphs.values():
                     if graph is not None:
                         graph.recording.close()
+            self.differs = self.comparator.pending()
         self.outcome.counts.compared_bytes += self.comparator.compared_bytes
         return self.outcome
 

@@ -76,6 +76,7 @@ def _has_state(value: Any) -> bool:
         and not isinstance(value, type)
         and not callable(value)
         and kind.__module__.split(".")[0] not in ("builtins", "torch", "numpy", "functools")
+        and not kind.__module__.startswith("graphcheck.backend")
     ) or (hasattr(value, "__dict__") and callable(value) and hasattr(kind, "forward"))
 
 

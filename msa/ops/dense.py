@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from graphcheck.contract import capture_safe
 
+from graphcheck.contract import capture_safe
 from msa.ops.library import operator
 from msa.paging import page_index
 from msa.tile import combine, dots, page_heads, query_tiles, weigh
@@ -97,8 +97,8 @@ def dense_attention(
 ) -> None:
     """``out[r]`` is the attention of row r over every token up to its own; exactly zero if there is none.
 
-    Row r = b * Q + t sees positions up to and including kv_lens[b] - Q + t. The cache is expanded to fp32 at the width of
-    the table, ``heads_at_once`` KV heads at a time: that number changes no bit, only the transient memory.
+    Row r = b * Q + t sees positions up to and including kv_lens[b] - Q + t. The cache is expanded to fp32 at the width
+    of the table, ``heads_at_once`` KV heads at a time: that number changes no bit, only the transient memory.
 
     Args:
         out: [B * Q, Hq, D] dtype, device, contiguous; written in place.

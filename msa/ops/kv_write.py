@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from graphcheck.contract import capture_safe
 
+from graphcheck.contract import capture_safe
 from msa.ops.library import operator
 
 

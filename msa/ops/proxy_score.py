@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from graphcheck.contract import capture_safe
 
+from graphcheck.contract import capture_safe
 from msa.geometry import TILE_ROWS
 from msa.ops.library import operator
 from msa.paging import page_index

@@ -15,7 +15,7 @@ from graphcheck.backend.cuda.recording import CudaRecording
 from graphcheck.backend.cuda.refusal import refused
 from graphcheck.backend.protocol import Allocation, Recording
 from graphcheck.errors import ComponentRaised, GraphcheckError
-from graphcheck.finding import Finding
+from graphcheck.finding import Finding, user_location
 
 
 class CudaBackend:
@@ -50,9 +50,11 @@ class CudaBackend:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         history = History()
         self.synchronize()
-        gc.collect()
-        collected: list[str] = []
-        watch = _note_collections(collected)
+        collections: list[Finding] = []
+        watch = _note_collections(collections)
+        # The collector must not run for reasons of ours; a collection that the region asks for is noted.
+        collecting = gc.isenabled()
+        gc.disable()
         gc.callbacks.append(watch)
         try:
             graph.capture_begin(pool=pool)
@@ -72,8 +74,10 @@ class CudaBackend:
                 raise refused(cause, log) from cause
         finally:
             gc.callbacks.remove(watch)
+            if collecting:
+                gc.enable()
         allocations = history.allocations(outputs, set(log.born))
-        found = [*_escaped(log), *_born(allocations)]
+        found = [*_escaped(log), *_born(allocations), *collections[:1]]
         return CudaRecording(graph, outputs, log, allocations, history.peak(), found)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -104,10 +108,19 @@ class CudaBackend:
         torch.cuda.synchronize(self.device)
 
 
-def _note_collections(collected: list[str]) -> Callable[[str, dict[str, int]], None]:
+def _note_collections(found: list[Finding]) -> Callable[[str, dict[str, int]], None]:
     def note(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            collected.append(f"generation {info.get('generation')}")
+            found.append(
+                Finding(
+                    code="GC606",
+                    message=f"the garbage collector runs inside the capture (generation {info.get('generation')})",
+                    where=user_location(),
+                    expected="no finaliser that may call the driver while a stream is capturing",
+                    got="a collection",
+                    advice="collect before the capture and keep the collector off inside",
+                )
+            )
 
     return note
 

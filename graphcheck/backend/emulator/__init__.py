@@ -1,0 +1,120 @@
+"""CUDA-graph semantics on a machine without a GPU, for unmodified torch code that says ``device="cuda"``.
+
+Device tensors are wrappers around CPU tensors; a dispatch mode runs each operator at once or, while a stream is
+capturing, puts it onto a tape of addresses, geometry and scalars. A replay runs the tape on the raw memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from graphcheck.backend.emulator import graphs, surface
+from graphcheck.backend.emulator.compared import first_difference
+from graphcheck.backend.emulator.device import DEVICE
+from graphcheck.backend.emulator.generator import GENERATORS
+from graphcheck.backend.emulator.memory import HEAP, Pool
+from graphcheck.backend.emulator.recording import EmulatedRecording, abandon
+from graphcheck.backend.emulator.streams import CAPTURING, StreamContext
+from graphcheck.backend.emulator.tensor import CUDA, DeviceTensor, of_block
+from graphcheck.errors import UsageError
+from graphcheck.finding import Finding
+
+
+class EmulatorBackend:
+    """The emulated device as a backend."""
+
+    name = "emulator"
+
+    def __init__(self) -> None:
+        self.device = CUDA
+
+    def active(self) -> AbstractContextManager[None]:
+        """Make ``cuda:0`` usable inside the block; everything is undone when the outermost block is left."""
+        return surface.activated()
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """Nothing to do: uninitialised memory always holds poison here."""
+        return nullcontext()
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """Nothing to do: uninitialised memory holds poison at all times."""
+        return nullcontext()
+
+    def pool(self) -> Pool:
+        """A new private pool."""
+        return graphs.pool_of(None)
+
+    def record(self, region: Callable[[], Mapping[str, torch.Tensor]], pool: object) -> EmulatedRecording:
+        """Capture ``region`` once, without running its operators.
+
+        Raises:
+            CaptureRefused: CUDA refuses something that the region does, also where the region swallowed the refusal.
+        """
+        if not isinstance(pool, Pool):
+            raise UsageError("record: the pool must come from this backend's pool()")
+        with StreamContext(CAPTURING):
+            capture = graphs.begin(pool)
+            try:
+                outputs = region()
+            except BaseException as error:
+                DEVICE.capture = None
+                abandon(capture)
+                if capture.refusal is not None and capture.refusal is not error:
+                    raise capture.refusal from error
+                raise
+            return graphs.end(capture, outputs)
+
+    def first_difference(self, recording: EmulatedRecording, region: Callable[[], object]) -> str | None:
+        """The first recorded operation whose result differs from that of the region run eagerly, in words."""
+        return first_difference(recording, region)
+
+    def written(self, region: Callable[[], object]) -> Sequence[torch.Tensor]:
+        """Run ``region`` eagerly; the allocations alive before that it wrote, whole, as bytes."""
+        before = set(HEAP.live.values())
+        found: dict[Any, DeviceTensor] = {}
+
+        def observe(rule: Any, written: list[DeviceTensor], result: Any) -> None:
+            for tensor in written:
+                block = tensor._handle.block
+                if (block in before or block.pool is not None) and block not in found:
+                    found[block] = of_block(block, torch.uint8, (block.nbytes,), (1,))
+
+        saved, DEVICE.observer = DEVICE.observer, observe
+        try:
+            region()
+        finally:
+            DEVICE.observer = saved
+        return list(found.values())
+
+    def damaged_guards(self) -> Sequence[Finding]:
+        """Findings for guard bands that lost their pattern, which is written again."""
+        return [
+            Finding(
+                code="GC962",
+                message=f"something wrote outside the allocation of {block.nbytes} bytes at {block.address:#x}",
+                expected="guard bands unchanged",
+                got="a guard band was overwritten",
+                advice="check the bounds of the kernels that write it",
+            )
+            for block in list(HEAP.live.values())
+            if block.damaged()
+        ]
+
+    def rng_state(self) -> torch.Tensor:
+        """State of the default device generator."""
+        return GENERATORS.get_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Put back what `rng_state` returned."""
+        GENERATORS.set_state(state)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: every operation has run when its call returns."""
+        surface.synchronize()
+
+
+__all__ = ["EmulatorBackend"]

@@ -1,0 +1,124 @@
+"""Inspection: what one captured graph consists of and what its arguments point at, as tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphcheck.finding import Finding
+from graphcheck.graph.nodes import KERNEL, MEM_ALLOC, MEM_FREE, MEMCPY, Node, digest
+from graphcheck.graph.segments import FOREIGN, FREED, Word
+
+
+@dataclass
+class Inspection:
+    """One graph, taken apart.
+
+    Args:
+        target: the component.
+        nodes: in creation order.
+        words: argument words that lie in known device memory.
+        unclassed: argument words in live device memory that no class claims.
+    """
+
+    target: str
+    nodes: Sequence[Node]
+    words: Sequence[Word]
+    findings: list[Finding] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.findings += self._memory_nodes() + self._host_copies() + self._strangers()
+
+    @property
+    def digest(self) -> str:
+        """A short hash of the topology."""
+        return digest(self.nodes)
+
+    def counts(self) -> dict[str, int]:
+        """Nodes by kind, and argument words by what they belong to."""
+        kinds = Counter(node.kind for node in self.nodes)
+        owners = Counter(f"words in {word.span.owner}" for word in self.words)
+        return {**dict(sorted(kinds.items())), **dict(sorted(owners.items()))}
+
+    def pointers(self, node: Node) -> list[str]:
+        """For each pointer argument of a node: position and what it belongs to."""
+        return [
+            f"{word.argument}: {word.span.name or word.span.owner}"
+            + (f"+{word.address - word.span.start}" if word.address != word.span.start else "")
+            for word in self.words
+            if word.node == node.index
+        ]
+
+    def _memory_nodes(self) -> list[Finding]:
+        memory = [node for node in self.nodes if node.kind in (MEM_ALLOC, MEM_FREE)]
+        if not memory:
+            return []
+        allocated = sum(node.nbytes for node in memory if node.kind == MEM_ALLOC)
+        return [
+            Finding(
+                code="GC409",
+                message=f"the graph holds {len(memory)} memory nodes ({allocated} bytes)",
+                place=f"node {memory[0].index}",
+                expected="no allocation or free inside the graph",
+                got=", ".join(node.kind for node in memory[:4]),
+                advice="allocate before the capture; stream-ordered allocation inside it becomes part of the graph",
+            )
+        ]
+
+    def _host_copies(self) -> list[Finding]:
+        found = []
+        for node in self.nodes:
+            if node.kind == MEMCPY and node.copy is not None and node.copy.source_host:
+                found.append(
+                    Finding(
+                        code="GC407",
+                        message=f"node {node.index} copies {node.copy.nbytes} bytes from host memory at every replay",
+                        place=f"node {node.index}, 0x{node.copy.source:x}",
+                        expected="a host buffer that is kept with the graph",
+                        got="an address that the graph reads whoever owns it then",
+                        advice="keep the pinned buffer alive with the graph, or copy before the capture",
+                    )
+                )
+        return found
+
+    def _strangers(self) -> list[Finding]:
+        found = []
+        for owner, what in ((FREED, "memory that is free"), (FOREIGN, "memory that no buffer of the component names")):
+            words = [word for word in self.words if word.span.owner == owner]
+            if words:
+                names = sorted({node.label for node in self.nodes for word in words if word.node == node.index})
+                found.append(
+                    Finding(
+                        code="GC402" if owner == FREED else "GC401",
+                        message=f"{len(words)} kernel arguments point into {what}",
+                        place=f"node {words[0].node}, argument {words[0].argument}, 0x{words[0].address:x}",
+                        expected="static inputs, the graph's pool, or a library workspace",
+                        got=", ".join(names[:4]),
+                        advice="keep every tensor that the region reads in Buffers",
+                    )
+                )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "digest": self.digest,
+            "counts": self.counts(),
+            "nodes": [{**node.to_json(), "pointers": self.pointers(node)} for node in self.nodes],
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """Index, kind, name, launch and pointers of each node, for a table."""
+        return [
+            (
+                str(node.index),
+                node.kind,
+                node.label if node.kind == KERNEL else "",
+                f"{node.grid} x {node.block}" if node.kind == KERNEL else "",
+                ", ".join(self.pointers(node)),
+            )
+            for node in self.nodes
+        ]

@@ -1,0 +1,63 @@
+"""A runner carries out what a search asks for one component: run a plan, name a cause, test influence."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from graphcheck.backend import resolve
+from graphcheck.cases import Case
+from graphcheck.component import Component
+from graphcheck.finding import Finding
+from graphcheck.oracle.attribution import attribute, first_difference
+from graphcheck.oracle.lockstep import Options, run_plan
+from graphcheck.oracle.symptom import Outcome
+from graphcheck.oracle.vacuity import Influence
+from graphcheck.plan import Plan
+
+
+class Runner(Protocol):
+    """What a search needs; in this process or in a child."""
+
+    backend_name: str
+
+    def run(self, plan: Plan, options: Options) -> Outcome:
+        """Run a plan in lockstep."""
+
+    def explain(self, plan: Plan, outcome: Outcome) -> list[Finding]:
+        """Findings for a failing plan, cause first."""
+
+    def influence(self, cases: list[Case]) -> list[Finding]:
+        """Warnings for case fields that change nothing."""
+
+    def close(self) -> None:
+        """Give back what the runner holds."""
+
+
+class LocalRunner:
+    """Runs in this process.
+
+    Args:
+        component: never allocated.
+        backend: ``auto``, ``cuda`` or ``emulator``.
+    """
+
+    def __init__(self, component: Component, backend: str) -> None:
+        self._component = component
+        self._backend = resolve(backend)
+        self.backend_name = self._backend.name
+
+    def run(self, plan: Plan, options: Options) -> Outcome:
+        return run_plan(self._component, plan, self._backend, options)
+
+    def explain(self, plan: Plan, outcome: Outcome) -> list[Finding]:
+        findings = attribute(self._component, plan, self._backend, outcome)
+        difference = first_difference(self._component, plan, self._backend, outcome)
+        if difference is not None and findings:
+            findings[0] = findings[0].with_evidence(f"first operation whose result differs: {difference}")
+        return findings
+
+    def influence(self, cases: list[Case]) -> list[Finding]:
+        return Influence(self._component, self._backend).findings(cases)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,199 @@
+"""What all components of msa share: variants, staging, masks and the pieces of the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from graphcheck import (
+    Buffers,
+    Case,
+    Component,
+    Contents,
+    PageTable,
+    Tolerance,
+    batch,
+    case,
+    contents,
+    lengths,
+    page_tables,
+)
+from msa import answer
+from msa.bench import Bench, Variant, small_variants
+from msa.eager import EagerBatch
+from msa.scene import Scene
+
+_PERIOD = 61_091
+CACHES = ("k_cache", "v_cache", "index_cache")
+FRESH = ("k", "v", "index_k")
+DERIVED = ("qo_offsets", "extents", "valid_pages", "slots")
+KINDS = ("normal", "ramp", "ties", "zeros")
+NOTHING = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
+
+
+class Attention(Component):
+    """What all components of msa share: variants, staging, masks and the pieces of the reference.
+
+    Attributes:
+        writes: the region writes the step's keys and values itself.
+        derived: scratch beyond the dummy pages, per variant.
+        advanced: state beyond the caches, per variant.
+        work: scratch that belongs to no variant.
+    """
+
+    VARIANTS: ClassVar[Mapping[str, Variant]] = small_variants(1, 4)
+    writes: ClassVar[bool] = True
+    derived: ClassVar[tuple[str, ...]] = DERIVED
+    advanced: ClassVar[tuple[str, ...]] = ()
+    work: ClassVar[tuple[str, ...]] = ()
+    kinds: ClassVar[tuple[str, ...]] = KINDS
+    tolerance = {
+        "scores": Tolerance(ulps=32, absolute=1e-4),
+        "out": Tolerance(ulps=4, absolute=2e-4),
+    }
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        caches = CACHES if cls.writes else ()
+        spill = tuple(f"spill_{name}" for name in caches)
+        cls.mutates = cls._named((*caches, *cls.advanced))
+        cls.scratch = (*cls._named((*cls.derived, *spill)), *cls.work)
+
+    @classmethod
+    def _named(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{name}_{variant}" for variant in cls.VARIANTS for name in names)
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.benches = {name: Bench(variant, device) for name, variant in self.VARIANTS.items()}
+        self.active = next(iter(self.benches))
+        return Buffers(
+            **{
+                f"{name}_{key}": tensor
+                for key, bench in self.benches.items()
+                for name, tensor in bench.tensors().items()
+            }
+        )
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(**self.fields())
+
+    def fields(self) -> dict[str, SearchStrategy[Any]]:
+        """The strategies of the case's fields."""
+        some = next(iter(self.VARIANTS.values()))
+        geometry, bucket = some.geometry, some.bucket
+        qo_len = max(variant.qo_len for variant in self.VARIANTS.values())
+        return {
+            "variant": st.sampled_from(sorted(self.VARIANTS)),
+            "size": batch(bucket),
+            "lens": lengths(bucket, 0, geometry.capacity, page=geometry.page_size, qo_len=qo_len),
+            "table": page_tables(bucket, geometry.max_pages, geometry.num_pages),
+            "x": contents(self.kinds),
+            "kv": contents(self.kinds),
+        }
+
+    def key(self, case: Case) -> str:
+        return str(case.variant)
+
+    def scene(self, case: Case) -> Scene:
+        """The true batch of a case."""
+        variant = self.VARIANTS[case.variant]
+        table: PageTable = case.table
+        drawn = table.tensor()
+        shared = 0
+        if table.kind == "shared":
+            shared = int((drawn == drawn[:1]).all(0).sum())
+            drawn = PageTable("permuted", table.seed, table.rows, table.width, table.pages).tensor()
+        kv_lens = self.true_lengths(case)
+        return Scene.build(variant.geometry, variant.bucket, variant.qo_len, kv_lens, drawn.tolist(), shared)
+
+    def true_lengths(self, case: Case) -> list[int]:
+        """Length of each real request at this step, tokens."""
+        return [int(length) for length in case.lens[: case.size]]
+
+    def bench(self, case: Case) -> Bench:
+        """The tensors of the case's variant."""
+        return self.benches[case.variant]
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        scene = self.scene(case)
+        for name, bench in self.benches.items():
+            if name != case.variant:
+                self.clear(bench)
+        self.active = case.variant
+        bench = self.bench(case)
+        for part, (_, tensor) in enumerate(sorted(bench.inputs().items())):
+            fill(case.x, tensor, part)
+            tensor[scene.real_rows :].fill_(math.nan)
+        dead = ~scene.alive(history_only=self.writes)
+        for part, (_, tensor) in enumerate(sorted(bench.caches().items())):
+            fill(case.kv, tensor, 10 + part)
+            tensor.masked_fill_(dead.to(tensor.device), math.nan)
+        self.stage_lengths(buffers, case, scene)
+
+    def stage_lengths(self, buffers: Buffers, case: Case, scene: Scene) -> None:
+        """Bring lengths and page table into the driver's inputs."""
+        driver = self.bench(case).driver
+        put_lengths(driver.kv_lens, scene.kv_lens)
+        buffers[f"page_table_{case.variant}"].copy_(scene.padded())
+
+    def clear(self, bench: Bench) -> None:
+        """Leave nothing of an earlier case in the inputs of a variant that this case does not use."""
+        for tensor in (*bench.inputs().values(), bench.overlap.staged, bench.overlap.accepted):
+            tensor.zero_()
+        bench.driver.kv_lens.zero_()
+        bench.driver.page_table.fill_(-1)
+
+    def written(self, buffers: Buffers, case: Case) -> Mapping[str, Any]:
+        scene = self.scene(case)
+        regions: dict[str, Any] = {name: NOTHING for name in self.mutates}
+        if self.writes:
+            regions.update({f"{name}_{case.variant}": scene.fresh() for name in CACHES})
+        regions["scores"] = scene.visible_scores()
+        return regions
+
+    def planned(self, case: Case) -> EagerBatch:
+        """The case's batch, planned on the host."""
+        scene, bench = self.scene(case), self.bench(case)
+        device = bench.q.device
+        return EagerBatch(
+            scene.geometry, [scene.qo_len] * len(scene.kv_lens), scene.kv_lens, scene.flat(device), device
+        )
+
+    def spread(self, bench: Bench, planned: EagerBatch, scores: list[torch.Tensor]) -> torch.Tensor:
+        """The scores of each request brought into the bucket's buffer; columns behind its pages keep what they hold."""
+        for request, mine in zip(planned.requests, scores, strict=True):
+            target = bench.driver.scores[:, request.rows, : request.width]
+            columns = torch.arange(request.width, device=target.device)
+            target.copy_(torch.where(columns < request.valid_pages.unsqueeze(1), mine, target))
+        return bench.driver.scores
+
+    def padded(self, output: torch.Tensor, exact: torch.Tensor, neutral: float) -> torch.Tensor:
+        """``exact`` brought into the leading rows of ``output``, and the neutral value behind it."""
+        output[: exact.shape[0]].copy_(exact)
+        output[exact.shape[0] :].fill_(neutral)
+        return output
+
+    def right_caches(self, before: Mapping[str, torch.Tensor], case: Case) -> dict[str, torch.Tensor]:
+        """The caches once the step's tokens are written, by name without the variant."""
+        caches = {name: before[f"{name}_{case.variant}"] for name in CACHES}
+        fresh = {name: before[f"{part}_{case.variant}"] for name, part in zip(CACHES, FRESH, strict=True)}
+        return answer.caches_after(self.scene(case), caches, fresh)
+
+
+def fill(values: Contents, tensor: torch.Tensor, part: int) -> None:
+    """Fill ``tensor`` with contents tiled at a prime period; ``part`` tells tensors of one case apart."""
+    period = values.tensor(_PERIOD, dtype=tensor.dtype, part=part)
+    repeated = period.repeat(-(-tensor.numel() // _PERIOD))[: tensor.numel()]
+    tensor.copy_(repeated.view(tensor.shape))
+
+
+def put_lengths(target: torch.Tensor, values: tuple[int, ...]) -> None:
+    """Leading entries of ``target`` [B] int32 hold ``values``, and zero behind them."""
+    padded = torch.zeros(target.shape, dtype=torch.int32)
+    padded[: len(values)] = torch.tensor(values, dtype=torch.int32)
+    target.copy_(padded)

@@ -1,0 +1,102 @@
+"""The whole decode step: with planning, corrected under overlap, and at the sizes of MiniMax-M3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from graphcheck import (
+    Buffers,
+    Case,
+    Tolerance,
+    lengths,
+)
+from msa import answer
+from msa.bench import Bench, m3_variants, small_variants
+from msa.component.attention import DERIVED, Attention, put_lengths
+from msa.scene import Scene
+
+
+class Decode(Attention):
+    """A sparse layer's whole step: plan, write, score, select, attend."""
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        bench = self.benches[self.active]
+        bench.driver.plan()
+        return self.layer(bench)
+
+    def layer(self, bench: Bench) -> Mapping[str, torch.Tensor]:
+        """The step behind the planning."""
+        driver = bench.driver
+        driver.sparse_layer(bench.q, bench.k, bench.v, bench.index_q, bench.index_k, bench.cache)
+        return {"scores": driver.scores, "page_ids": driver.page_ids, "out": driver.out}
+
+    def eager(self, buffers: Buffers, case: Case) -> Mapping[str, torch.Tensor]:
+        bench, planned = self.bench(case), self.planned(case)
+        driver, rows = bench.driver, slice(0, planned.rows)
+        planned.write(bench.cache, bench.k[rows], bench.v[rows], bench.index_k[rows])
+        scores = planned.score(bench.index_q[rows], bench.cache)
+        page_ids = planned.select(scores)
+        return {
+            "scores": self.spread(bench, planned, scores),
+            "page_ids": self.padded(driver.page_ids, page_ids, -1),
+            "out": self.padded(driver.out, planned.attend_sparse(bench.q[rows], bench.cache, page_ids), 0.0),
+        }
+
+    def reference(
+        self, before: Mapping[str, torch.Tensor], case: Case, outputs: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        scene, caches = self.scene(case), self.right_caches(before, case)
+        index_q, q = before[f"index_q_{case.variant}"], before[f"q_{case.variant}"]
+        return {
+            "scores": answer.scores(scene, caches["index_cache"], index_q),
+            "page_ids": answer.page_ids(scene, outputs["scores"]),
+            "out": answer.sparse_out(scene, caches["k_cache"], caches["v_cache"], q, outputs["page_ids"]),
+            **{f"{name}_{case.variant}": tensor for name, tensor in caches.items()},
+        }
+
+
+class Overlap(Decode):
+    """A step staged as if every draft of the previous one were accepted, and corrected inside the graph."""
+
+    VARIANTS = small_variants(2, 4)
+    derived = (*DERIVED, "kv_lens")
+
+    def fields(self) -> dict[str, SearchStrategy[Any]]:
+        fields = super().fields()
+        some = next(iter(self.VARIANTS.values()))
+        return {**fields, "accepted": lengths(some.bucket, 1, max(v.qo_len for v in self.VARIANTS.values()))}
+
+    def accepted(self, case: Case) -> list[int]:
+        """Tokens that the previous step kept of each real request, 1..Q."""
+        kept = case.accepted[: case.size].clamp(max=self.VARIANTS[case.variant].qo_len)
+        return [int(count) for count in kept]
+
+    def true_lengths(self, case: Case) -> list[int]:
+        qo_len = self.VARIANTS[case.variant].qo_len
+        staged = super().true_lengths(case)
+        return [max(length - qo_len + kept, 0) for length, kept in zip(staged, self.accepted(case), strict=True)]
+
+    def stage_lengths(self, buffers: Buffers, case: Case, scene: Scene) -> None:
+        bench, optimistic = self.bench(case), super().true_lengths(case)
+        buffers[f"page_table_{case.variant}"].copy_(scene.padded(optimistic))
+        bench.overlap.stage(optimistic)
+        put_lengths(bench.overlap.accepted, tuple(self.accepted(case)))
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        bench = self.benches[self.active]
+        bench.overlap.correct(bench.driver)
+        return self.layer(bench)
+
+
+class DecodeM3(Decode):
+    """The whole step at the sizes of MiniMax-M3, one and four ways tensor parallel."""
+
+    VARIANTS = m3_variants()
+    tolerance = {
+        "scores": Tolerance(ulps=32, absolute=1e-3),
+        "out": Tolerance(ulps=1, absolute=2e-4),
+    }

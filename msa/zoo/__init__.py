@@ -1,0 +1,8 @@
+"""Defects of real decode drivers, planted in msa's components, each with a clean twin."""
+
+from __future__ import annotations
+
+from graphcheck.zoo import Entry
+from msa.zoo import frozen, staging, values
+
+ZOO: list[Entry] = [*frozen.ZOO, *staging.ZOO, *values.ZOO]
