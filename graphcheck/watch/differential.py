@@ -23,10 +23,12 @@ def baked(first: Sequence[Operation], second: Sequence[Operation], cases: tuple[
         cases: the two cases, as text.
     """
     names = [operation.name for operation in first], [operation.name for operation in second]
-    if names[0] != names[1]:
-        return [_sequence(first, second, cases)]
+    shared = next(
+        (number for number, (old, new) in enumerate(zip(*names, strict=False)) if old != new), min(map(len, names))
+    )
     findings: list[Finding] = []
-    for number, (old, new) in enumerate(zip(first, second, strict=True)):
+    # Up to where the sequences part: an extent that changed before is what makes them part.
+    for number, (old, new) in enumerate(zip(first[:shared], second[:shared], strict=True)):
         change = _change(old, new)
         if change is not None:
             code, what, expected, got = change
@@ -41,6 +43,8 @@ def baked(first: Sequence[Operation], second: Sequence[Operation], cases: tuple[
                     advice="read it from a device tensor, bake the capacity instead, or put it in the graph key",
                 )
             )
+    if not findings and names[0] != names[1]:
+        return [_sequence(first, second, cases)]
     # Everything downstream of the first baked extent differs too; the first of each code is the cause.
     return list({finding.code: finding for finding in reversed(findings)}.values())[::-1]
 

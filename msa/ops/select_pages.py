@@ -24,7 +24,7 @@ def _select_pages(
     plain = scores.narrow(1, 0, rows) + 0.0
     pattern = plain.view(torch.int32)
     key = torch.where(pattern < 0, pattern ^ 0x7FFFFFFF, pattern).to(torch.int64)
-    key.masked_fill_(plain.isnan(), _NAN_KEY)
+    key.masked_fill_(plain.ne(plain), _NAN_KEY)
     forced = columns >= valid - local_pages
     if init_pages:
         forced = forced | (columns < init_pages)

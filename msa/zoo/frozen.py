@@ -26,11 +26,12 @@ class DenseToCapacity(Dense):
 class DenseToLongest(DenseToCapacity):
     """The dense pass gathers as many pages as the batch at hand needs: later, longer rows lose their tails."""
 
-    longest = 1
+    longest = 2
 
     def stage_lengths(self, buffers: Buffers, case: Case, scene: Scene) -> None:
         super().stage_lengths(buffers, case, scene)
-        self.longest = max(1, scene.geometry.pages(max(scene.kv_lens)))
+        # At least two: a single page would take other operations, which is a frozen branch and not a frozen width.
+        self.longest = max(2, scene.geometry.pages(max(scene.kv_lens)))
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         bench = self.benches[self.active]
@@ -139,7 +140,7 @@ class ExpandsOneHead(Dense):
             3,
         )
     }
-    allocation = 400_000
+    allocation = 1_200_000
 
 
 class ExpandsAllHeads(ExpandsOneHead):

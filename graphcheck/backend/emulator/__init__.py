@@ -40,10 +40,6 @@ class EmulatorBackend:
         """Nothing to do: uninitialised memory always holds poison here."""
         return nullcontext()
 
-    def allocating(self) -> AbstractContextManager[None]:
-        """Nothing to do: uninitialised memory holds poison at all times."""
-        return nullcontext()
-
     def pool(self) -> Pool:
         """A new private pool."""
         return graphs.pool_of(None)
@@ -74,7 +70,7 @@ class EmulatorBackend:
 
     def written(self, region: Callable[[], object]) -> Sequence[torch.Tensor]:
         """Run ``region`` eagerly; the allocations alive before that it wrote, whole, as bytes."""
-        before = set(HEAP.live.values())
+        before = set(HEAP.live)
         found: dict[Any, DeviceTensor] = {}
 
         def observe(rule: Any, written: list[DeviceTensor], result: Any) -> None:
@@ -100,7 +96,7 @@ class EmulatorBackend:
                 got="a guard band was overwritten",
                 advice="check the bounds of the kernels that write it",
             )
-            for block in list(HEAP.live.values())
+            for block in sorted(HEAP.live, key=lambda block: block.address)
             if block.damaged()
         ]
 

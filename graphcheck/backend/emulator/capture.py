@@ -69,7 +69,7 @@ class Capture:
         self.nodes: list[Node] = []
         self.births: list[Birth] = []
         self.current: dict[Block, Birth] = {}
-        self.touched: dict[tuple[int, int], Touch] = {}
+        self.touched: dict[tuple[Block, int], Touch] = {}
         self.findings: list[Finding] = []
         self.refusal: CaptureRefused | None = None
         self.failure: BaseException | None = None
@@ -165,7 +165,7 @@ class Capture:
     def _touch(self, block: Block, written: bool, where: Location | None) -> None:
         if block in self.current:
             return
-        key = (block.address, block.generation)
+        key = (block, block.generation)
         touch = self.touched.get(key)
         if touch is None:
             touch = self.touched[key] = Touch(block, where)

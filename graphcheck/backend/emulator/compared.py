@@ -17,7 +17,11 @@ from graphcheck.backend.emulator.tensor import DeviceTensor
 
 def first_difference(recording: EmulatedRecording, region: Callable[[], object]) -> str | None:
     """Run the tape and the region from the same state and compare what each operation wrote, bit for bit."""
-    saved = [(touch.block, touch.block.bytes().clone()) for touch in recording.ledger.touched if touch.block.backing is not None]
+    saved = [
+        (touch.block, touch.block.bytes().clone())
+        for touch in recording.ledger.touched
+        if touch.block.backing is not None
+    ]
     random = GENERATORS.get_state()
     results: list[list[torch.Tensor]] = []
     for node, step in zip(recording.nodes, recording.steps(), strict=True):

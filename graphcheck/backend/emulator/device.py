@@ -46,12 +46,13 @@ class Device:
     def note(
         self, code: str, message: str, advice: str, severity: Severity = Severity.ERROR, where: Location | None = None
     ) -> None:
-        """Remember a finding that does not stop the capture, once per place."""
+        """Remember a finding that does not stop the capture, the first for each code and line."""
         if self.capture is None:
             return
-        finding = Finding(code, message, severity, where if where is not None else caller(), "capture", advice=advice)
-        if finding not in self.capture.findings:
-            self.capture.findings.append(finding)
+        where = where if where is not None else caller()
+        if any(finding.code == code and finding.where == where for finding in self.capture.findings):
+            return
+        self.capture.findings.append(Finding(code, message, severity, where, "capture", advice=advice))
 
 
 _machinery: dict[str, bool] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +29,12 @@ def rule_of(func: Any) -> Rule:
     return rule
 
 
-class DispatchMode(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operators on raw tensors, or records them."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the guard against compilation would cost as much as a small operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = _RULES.get(func)
@@ -97,7 +102,7 @@ class DispatchMode(TorchDispatchMode):
         if rule.body is not None:
             return self.enter(rule, args, kwargs)
         if rule.composite:
-            with self.reentered():
+            with self:
                 return rule.func.decompose(*args, **kwargs)
         if host and first is not None and not rule.host_arguments:
             raise RuntimeError(
@@ -110,12 +115,7 @@ class DispatchMode(TorchDispatchMode):
         if DEVICE.capture is not None:
             if DEVICE.recording:
                 return self.record(rule, args, kwargs)
-            DEVICE.note(
-                "GC204",
-                f"{rule.func} was issued on a stream that is not part of the capture: it ran once, now, and no replay "
-                "will run it",
-                "let the stream wait for the capturing one (side.wait_stream(torch.cuda.current_stream())) and join it",
-            )
+            special.launched_outside(rule)
         return self.run(rule, args, kwargs, raws, raw_kwargs, first)
 
     def record(self, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -151,7 +151,7 @@ class DispatchMode(TorchDispatchMode):
             decomposition = torch._decomp.decomposition_table.get(rule.func)
             if decomposition is None:
                 raise UnknownOperator(f"the emulator has no rule for {rule.func}: it has no CPU kernel")
-            with self.reentered():
+            with self:
                 return decomposition(*args, **kwargs)
         if rule.random:
             out = GENERATORS.draw(rule.func, raws, raw_kwargs)
@@ -168,8 +168,7 @@ class DispatchMode(TorchDispatchMode):
             if rule.extra_results:
                 listed = out if isinstance(out, (list, tuple)) else [out]
                 extra = [
-                    None if alias else _adopt_all(item, None)
-                    for alias, item in zip(rule.aliased, listed, strict=True)
+                    None if alias else _adopt_all(item, None) for alias, item in zip(rule.aliased, listed, strict=True)
                 ]
             result = rule.returned(args, kwargs, extra)
         if DEVICE.observer is not None:
@@ -178,9 +177,13 @@ class DispatchMode(TorchDispatchMode):
 
     def enter(self, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run the Python body of a user's operator with the modes on, on the wrapped tensors."""
-        key = "CPU" if rule.body == "CPU" else "CUDA"
+        if rule.kernel is None:
+            key = "CPU" if rule.body == "CPU" else "CUDA"
+            # Calling the overload would pass through the function mode again and lose the key.
+            kernel = torch.library.get_kernel(rule.func, key)
+            rule.kernel = partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
         with self.reentered():
-            return rule.func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
+            return rule.kernel(*args, **kwargs)
 
     def reentered(self) -> Any:
         """Both modes on again: torch takes a mode off while its handler runs."""
@@ -222,5 +225,3 @@ def _adopt_all(out: Any, first: DeviceTensor | None) -> Any:
     if isinstance(out, (list, tuple)):
         return type(out)(_adopt_all(item, first) for item in out)
     return out
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -17,14 +17,14 @@ _STATE = "it touches the generator's host state"
 class DeviceGenerator(HostGenerator):
     """A generator that says ``cuda:0``."""
 
-    def __new__(cls, device: Any = "cuda") -> DeviceGenerator:
-        return super().__new__(cls, "cpu")
+    def __new__(cls, device: Any = "cuda") -> Self:
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]
 
     def __init__(self, device: Any = "cuda") -> None:
         GENERATORS.adopt(self)
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return torch.device("cuda:0")
 
     def manual_seed(self, seed: int) -> DeviceGenerator:
@@ -62,7 +62,7 @@ class Generators:
         self.default: DeviceGenerator = None  # type: ignore[assignment]
 
     def adopt(self, generator: DeviceGenerator) -> None:
-        self.known[generator._cdata] = weakref.ref(generator)
+        self.known[generator._cdata] = weakref.ref(generator)  # type: ignore[attr-defined]
 
     def find(self, generator: torch.Generator) -> DeviceGenerator | None:
         """The device generator behind the object that C++ handed over, None for a host generator."""

@@ -68,7 +68,9 @@ def _signature(values: Any) -> Any:
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     meta_args = [_to_meta(arg) for arg in args]
-    meta_kwargs = {name: META if name == "device" and arg is not None else _to_meta(arg) for name, arg in kwargs.items()}
+    meta_kwargs = {
+        name: META if name == "device" and arg is not None else _to_meta(arg) for name, arg in kwargs.items()
+    }
     meta_kwargs.pop("pin_memory", None)
     meta_kwargs.pop("generator", None)
     if not _has_tensor(args) and not _has_tensor(kwargs.values()) and "device" in kwargs:
@@ -97,7 +99,11 @@ def _to_meta(value: Any) -> Any:
         raw = value._raw
         return torch.empty_strided(raw.shape, raw.stride(), dtype=raw.dtype, device=META)
     if isinstance(value, torch.Tensor):
-        return value if value.dim() == 0 else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+        return (
+            value
+            if value.dim() == 0
+            else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+        )
     if isinstance(value, (list, tuple)):
         return type(value)(_to_meta(item) for item in value)
     return value

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import weakref
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from graphcheck.backend.emulator.memory import Pool
 from graphcheck.backend.emulator.recording import EmulatedRecording, abandon, finish
 from graphcheck.backend.emulator.streams import CAPTURING, DEFAULT, Stream, StreamContext
 from graphcheck.errors import CaptureRefused
+from graphcheck.finding import Severity
 
 _pools: dict[tuple[int, int], Any] = {}
 _idents = itertools.count(1)
@@ -27,8 +30,6 @@ def pool_handle() -> tuple[int, int]:
 
 def pool_of(ident: Any) -> Pool:
     """The pool behind what ``graph_pool_handle()`` or ``graph.pool()`` gave; a new one for None."""
-    import weakref
-
     if isinstance(ident, Pool):
         return ident
     ident = pool_handle() if ident is None else tuple(ident)
@@ -77,7 +78,9 @@ class CUDAGraph:
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         if self.recording is not None:
-            raise RuntimeError("This CUDAGraph instance already owns a captured graph. To capture a new graph, reset it")
+            raise RuntimeError(
+                "This CUDAGraph instance already owns a captured graph. To capture a new graph, reset it"
+            )
         self._pool = pool_of(pool)
         self._capture = begin(self._pool, tuple(self._generators))
 
@@ -123,11 +126,12 @@ class CUDAGraph:
                 "GC606",
                 "the garbage collector destroys a graph while a stream is capturing",
                 "gc.collect() before the capture and gc.disable() during it",
+                Severity.WARNING,
             )
         self.reset()
 
 
-class graph:  # noqa: N801 - the name is torch's
+class graph:
     """Captures the work inside the block into a graph."""
 
     default_capture_stream: Stream | None = None
@@ -149,7 +153,9 @@ class graph:  # noqa: N801 - the name is torch's
             self._context.__exit__()
             raise
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if kind is not None and not isinstance(error, CaptureRefused):
                 capture = self.cuda_graph._capture

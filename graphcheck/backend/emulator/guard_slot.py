@@ -46,7 +46,7 @@ class GuardSlot:
         self._slot[_CUDA] = self._before
 
 
-def _guard(meta: int) -> tuple[Any, ...]:
+def _guard(meta: Any) -> tuple[Any, ...]:
     """A guard object with the table of Meta's, which does nothing, except that it says ``cuda:0``.
 
     The first entries are type, exchangeDevice and getDevice, in the order of their declaration in

@@ -108,7 +108,9 @@ def _died(touch: Touch) -> Finding:
         where=touch.where,
         expected="its owner alive as long as the graph",
         got="no owner",
-        advice="keep the tensor with the graph" if not host else "keep the host buffer with the graph, or copy before it",
+        advice="keep the tensor with the graph"
+        if not host
+        else "keep the host buffer with the graph, or copy before it",
     )
 
 

@@ -16,9 +16,9 @@ GUARD = 0x5CA7
 _FIRST_ADDRESS = 0x7F0000000000
 
 
-def rounded(nbytes: int) -> int:
+def rounded(nbytes: Any) -> int:
     """``nbytes`` rounded up to whole alignment units, at least one."""
-    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+    return int(max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT))
 
 
 class Block:
@@ -50,8 +50,8 @@ class Block:
         "handle",
         "nbytes",
         "null",
-        "pool",
         "poisoned_at",
+        "pool",
         "tag",
         "users",
         "where",
@@ -82,7 +82,7 @@ class Block:
         self.poisoned_at = -1
         self.handle: weakref.ref[Handle] | None = None
 
-    def view(self, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    def view(self, dtype: torch.dtype, size: Any, stride: Any, offset: Any) -> torch.Tensor:
         """A raw CPU tensor over the block's memory; ``offset`` in elements of ``dtype``."""
         if self.backing is None:
             raise RuntimeError(f"the memory of block {self.address:#x} is gone")
@@ -131,6 +131,8 @@ class Handle:
 
     def __del__(self) -> None:
         block = self.block
+        if HEAP is None:  # the interpreter is going down
+            return
         if block.pool is None:
             HEAP.free(block)
         else:
@@ -158,15 +160,15 @@ class Heap:
     """
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Start again at the first address."""
         self.next = _FIRST_ADDRESS
-        self.live: dict[int, Block] = {}
+        self.live: set[Block] = set()
         self.retained: dict[int, list[Block]] = {}
         self.allocated = 0
         self.peak = 0
+
+    def restart(self) -> None:
+        """Give out the same addresses again, so that a run repeats. Blocks are told apart by identity, not by address."""
+        self.next = _FIRST_ADDRESS
 
     def reserve(self, nbytes: int) -> int:
         """A fresh address for ``nbytes`` bytes and a guard unit."""
@@ -175,12 +177,12 @@ class Heap:
         return address
 
     def _enter(self, block: Block) -> Block:
-        self.live[block.address] = block
+        self.live.add(block)
         self.allocated += block.capacity
         self.peak = max(self.peak, self.allocated)
         return block
 
-    def allocate(self, nbytes: int) -> Block:
+    def allocate(self, nbytes: Any) -> Block:
         """A poisoned block between guard bands."""
         block = self._recycled(nbytes)
         if block is None:
@@ -209,13 +211,14 @@ class Heap:
                 block.alive = True
                 block.generation += 1
                 block.nbytes = nbytes
+                block.null = False
                 return self._enter(block)
         return None
 
     def free(self, block: Block) -> None:
         """The last owner is gone. The memory stays only for live graphs, poisoned."""
         block.alive = False
-        self.live.pop(block.address, None)
+        self.live.discard(block)
         self.allocated -= block.capacity
         if block.users:
             block.poison()
@@ -243,7 +246,7 @@ class Pool:
         self.alive = 0
         self.watch: Any = None
 
-    def allocate(self, nbytes: int, where: Location | None) -> Block:
+    def allocate(self, nbytes: Any, where: Location | None) -> Block:
         """The smallest free block that is large enough, the last freed first; a new one where there is none."""
         best = -1
         for position in range(len(self.vacant) - 1, -1, -1):
@@ -254,6 +257,7 @@ class Pool:
             block = self.vacant.pop(best)
             block.generation += 1
             block.alive = True
+            block.null = False
             block.nbytes = nbytes
         else:
             backing, bands = arena(rounded(nbytes))

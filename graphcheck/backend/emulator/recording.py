@@ -37,10 +37,7 @@ class EmulatedRecording:
         self.ledger = Ledger(list(capture.touched.values()))
         self._peak = capture.peak
         self._findings = list(capture.findings)
-        held = {
-            tensor._handle.block
-            for tensor in _tensors(outputs if outputs is not None else {})
-        }
+        held = {tensor._handle.block for tensor in _tensors(outputs if outputs is not None else {})}
         if outputs is not None and any(not birth.freed and birth.block not in held for birth in capture.births):
             gc.collect()  # what only a reference cycle keeps alive does not escape
         self._allocations = [Allocation(birth.nbytes, _kind(birth, held), birth.where) for birth in capture.births]
@@ -48,13 +45,16 @@ class EmulatedRecording:
             for birth in capture.births:
                 if _kind(birth, held) == "escaping":
                     self._findings.append(_escaped(birth))
-        self.capture_births = {(birth.block.address, birth.generation) for birth in capture.births}
         self._steps: list[Any] | None = None
         self.closed = False
         for birth in capture.births:
             birth.block.users += 1
         self._born = [birth.block for birth in capture.births]
         capture.pool.watch = None
+
+    def __del__(self) -> None:
+        if HEAP is not None and hasattr(self, "_born"):  # not while the interpreter goes down
+            self.close()
 
     def replay(self) -> None:
         """Run the graph once.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from graphcheck.backend.emulator.bindings import DIRECT, copying, filling
 from graphcheck.backend.emulator.generator import GENERATORS
 from graphcheck.backend.emulator.tape import Constant, Node, Ref
 from graphcheck.errors import ReplayFailed
@@ -18,8 +19,7 @@ _out_forms: dict[Any, Any] = {}
 
 def compiled(nodes: list[Node]) -> list[Any]:
     """One call without arguments for each node, in order."""
-    cache: dict[int, torch.Tensor] = {}
-    return [_bind(node, cache) for node in nodes]
+    return [_bind(node) for node in nodes]
 
 
 def run(steps: list[Any], nodes: list[Node]) -> None:
@@ -46,32 +46,43 @@ def run(steps: list[Any], nodes: list[Node]) -> None:
             ) from error
 
 
-def _bind(node: Node, cache: dict[int, torch.Tensor]) -> Any:
+def _bind(node: Node) -> Any:
     args = [_build(value) for value in node.args]
     kwargs = {name: _build(value) for name, value in node.kwargs.items()}
     if "device" in kwargs:
         kwargs["device"] = _CPU
     if node.outs is None:
-        return partial(_drawing(node, kwargs), *args, **kwargs)
+        direct = None if node.random else DIRECT.get(node.func)
+        return partial(direct if direct is not None else _drawing(node, kwargs), *args, **kwargs)
     outs = _flat(node.outs)
+    targets: list[Any] = [out.build() if out is not None else None for out in outs]
+    if None in targets or node.random:
+        return partial(_assign, partial(_drawing(node, kwargs), *args, **kwargs), targets)
+    packet = node.func.overloadpacket.__name__ if node.func.namespace == "aten" else ""
+    if copying(packet):
+        return partial(torch.Tensor.copy_, targets[0], args[0])
+    number = filling(packet)
+    if number is not None:
+        return partial(torch.Tensor.fill_, targets[0], number)
+    direct = DIRECT.get(node.func)
+    if direct is not None:
+        return partial(direct, *args, **kwargs, out=targets[0] if len(targets) == 1 else tuple(targets))
     form = out_form(node.func)
-    if form is not None and None not in outs and not node.random:
-        names, call = form
-        kept = {name: value for name, value in kwargs.items() if name not in _OPTIONS or name in call_names(call)}
-        targets = {name: out.build() for name, out in zip(names, outs, strict=True)}
-        return partial(call, *args, **kept, **targets)
-    return partial(_assign, partial(_drawing(node, kwargs), *args, **kwargs), [o.build() if o else None for o in outs])
+    if form is None:
+        return partial(_assign, partial(node.func._op, *args, **kwargs), targets)
+    names, call = form
+    known = {argument.name for argument in call._schema.arguments}
+    kept = {name: value for name, value in kwargs.items() if name in known}
+    return partial(call._op, *args, **kept, **dict(zip(names, targets, strict=True)))
 
 
 def _drawing(node: Node, kwargs: dict[str, Any]) -> Any:
     """The callable of a node, which draws from the device's generator where it is random."""
-    if not node.random:
-        return node.func
-    if kwargs.get("generator") is not None:
-        return node.func
+    if not node.random or kwargs.get("generator") is not None:
+        return node.func._op
     if any(argument.name == "generator" for argument in node.func._schema.arguments):
         kwargs["generator"] = GENERATORS.default
-        return node.func
+        return node.func._op
     return partial(GENERATORS.swapped, node.func)
 
 
@@ -95,10 +106,6 @@ def _build(value: Any) -> Any:
     if isinstance(value, list):
         return [_build(item) for item in value]
     return value
-
-
-def call_names(func: Any) -> frozenset[str]:
-    return frozenset(argument.name for argument in func._schema.arguments)
 
 
 def out_form(func: Any) -> tuple[tuple[str, ...], Any] | None:

@@ -46,6 +46,7 @@ class Rule:
         random: it draws from a generator.
         composite: it is made of other operators, which are to be seen instead.
         body: the dispatch key of its Python body, where it has one.
+        kernel: its Python body as a bound kernel, found on first use.
         launches: it has a kernel that runs on CPU tensors.
         aliased: for each result, the name of the argument that comes back, or None.
     """
@@ -61,6 +62,7 @@ class Rule:
         "func",
         "functional",
         "host_arguments",
+        "kernel",
         "launches",
         "names",
         "packet",
@@ -87,7 +89,7 @@ class Rule:
         self.functional = not self.written_names and not self.view
         self.reshapes = torch.Tag.inplace_view in tags
         self.factory = builtin and "device" in self.names
-        self.dynamic = torch.Tag.dynamic_output_shape in tags or (builtin and self.packet in _DYNAMIC)
+        self.dynamic = self.packet in _DYNAMIC if builtin else torch.Tag.dynamic_output_shape in tags
         self.compared = builtin and self.packet in _COMPARED
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.host_arguments = builtin and self.packet in _HOST_ARGUMENTS
@@ -107,6 +109,7 @@ class Rule:
         self.extra_results = bool(self.written_names) and any(alias is None for alias in self.aliased)
         self.tuple_result = len(schema.returns) > 1
         self.special: Any = None
+        self.kernel: Any = None
 
     def argument(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """The value of an argument by name, None where it was left out."""
@@ -138,7 +141,7 @@ class Rule:
 
 def _python_body(func: Any) -> Any:
     """The dispatch key under which a Python function implements a user's operator."""
-    registered: set[str] = torch.library._impls  # type: ignore[attr-defined]
+    registered: set[str] = torch.library._impls
     name = func.name().split("::")[-1]
     for key in ("CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "CPU"):
         if f"{func.namespace}/{name}/{key}" in registered:

@@ -74,11 +74,12 @@ def _factory(mode: Any, rule: Any, args: Any, kwargs: Any, raws: Any, raw_kwargs
         out._raw.fill_(1)
     else:
         out._raw.copy_(rule.func(*raws, **raw_kwargs))
-    _launched_outside(rule)
+    launched_outside(rule)
     return out
 
 
-def _launched_outside(rule: Any) -> None:
+def launched_outside(rule: Any) -> None:
+    """Note work that runs while a capture goes on, on a stream that is not part of it."""
     if DEVICE.capture is not None:
         DEVICE.note(
             "GC204",
@@ -107,7 +108,7 @@ def _copy(mode: Any, rule: Any, args: Any, kwargs: Any, raws: Any, raw_kwargs: A
         return dst
     rule.func(*raws, **raw_kwargs)
     if DEVICE.capture is not None:
-        _launched_outside(rule)
+        launched_outside(rule)
     if DEVICE.observer is not None:
         DEVICE.observer(rule, [dst] if to_device else [], dst)
     return dst
@@ -149,7 +150,7 @@ def _to_copy(mode: Any, rule: Any, args: Any, kwargs: Any, raws: Any, raw_kwargs
     copied = rule.func(*raws, **host_kwargs)
     out = fresh(Spec(copied))
     out._raw.copy_(copied)
-    _launched_outside(rule)
+    launched_outside(rule)
     return out
 
 

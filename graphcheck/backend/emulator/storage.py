@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from graphcheck.backend.emulator.memory import Handle
@@ -45,7 +43,7 @@ class DeviceStorage:
     def untyped(self) -> DeviceStorage:
         return self
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, DeviceStorage) and other.handle is self.handle
 
     def __hash__(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any
+from typing import Any, Self
 
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.host_read import ADVICE
@@ -67,12 +67,12 @@ class Stream:
             DEVICE.refuse("GC108", "a stream is queried while a stream is capturing", _QUERY)
         return True
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         self._saved.append(DEVICE.stream)
         DEVICE.stream = self
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         DEVICE.stream = self._saved.pop()
 
     def __repr__(self) -> str:
@@ -177,7 +177,7 @@ class StreamContext:
         if self.stream is not None:
             DEVICE.stream = self.stream
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         DEVICE.stream = self.saved.pop()
 
 
@@ -187,8 +187,7 @@ def unjoined(capture: Any) -> list[Stream]:
     return [
         stream
         for stream in capture.streams
-        if stream is not capture.origin
-        and capture.clock.get(stream, {}).get(stream, 0) > joined.get(stream, 0)
+        if stream is not capture.origin and capture.clock.get(stream, {}).get(stream, 0) > joined.get(stream, 0)
     ]
 
 

@@ -19,7 +19,7 @@ from graphcheck.backend.emulator.generator import GENERATORS, DeviceGenerator, H
 from graphcheck.backend.emulator.guard_slot import GuardSlot
 from graphcheck.backend.emulator.memory import HEAP
 
-DISPATCH = DispatchMode()
+DISPATCH = DispatchMode()  # type: ignore[no-untyped-call]
 FUNCTION = FunctionMode()
 _SLOT = GuardSlot()
 _ABSENT = object()
@@ -68,8 +68,7 @@ def activated() -> Iterator[None]:
         stack.callback(_leave)
         undo = Undo()
         stack.callback(undo.all)
-        if not HEAP.live and not HEAP.retained:
-            HEAP.reset()
+        HEAP.restart()
         _SLOT.fill()
         stack.callback(_SLOT.restore)
         for owner, name, value in _replacements():
@@ -124,8 +123,8 @@ class DeviceContext:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, *_: Any) -> bool:
-        return False
+    def __exit__(self, *_: object) -> None:
+        return None
 
 
 def _seed(name: str) -> Callable[..., None]:
@@ -206,7 +205,7 @@ def _constant(value: Any) -> Any:
 def _replacements() -> list[tuple[Any, str, Any]]:
     """Everything that is replaced while the emulator is active: owner, attribute, value."""
     cuda = torch.cuda
-    current: Any = lambda device=None: DEVICE.stream  # noqa: E731
+    current: Any = lambda device=None: DEVICE.stream
     found: list[tuple[Any, str, Any]] = [
         (cuda, "_lazy_init", _constant(None)),
         (cuda, "_is_in_bad_fork", _constant(False)),

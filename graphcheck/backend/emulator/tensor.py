@@ -11,7 +11,7 @@ from graphcheck.backend.emulator.memory import HEAP, Block, Handle
 from graphcheck.errors import EnvironmentUnable, UnseenLaunch
 
 CUDA = torch.device("cuda:0")
-_make = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+_make: Any = torch.Tensor._make_wrapper_subclass
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -30,7 +30,7 @@ class DeviceTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:  # type: ignore[override]
         raise EnvironmentUnable(
             f"{func} was called on an emulated device tensor while the emulator is not active; "
             "use the tensor inside `with backend.active():`"
@@ -40,7 +40,7 @@ class DeviceTensor(torch.Tensor):
         block = self._handle.block
         if block.null or self.numel() == 0 and block.nbytes == 0:
             return 0
-        return block.address + self.storage_offset() * self.element_size()
+        return int(block.address + self.storage_offset() * self.element_size())
 
     def untyped_storage(self) -> Any:
         from graphcheck.backend.emulator.storage import DeviceStorage
@@ -54,14 +54,15 @@ class DeviceTensor(torch.Tensor):
         return self.untyped_storage()
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
+    def data(self) -> torch.Tensor:
         with torch.no_grad():
             return self.detach()
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
         if not isinstance(other, DeviceTensor):
-            raise RuntimeError(
+            # The type of the exception is torch's own.
+            raise RuntimeError(  # noqa: TRY004
                 f"Attempted to call `variable.set_data(tensor)`, but `variable` is on {self.device} and `tensor` "
                 f"on {other.device}"
             )
@@ -95,7 +96,7 @@ class DeviceTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         host_read.read("GC102", "printing reads a device tensor on the host")
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            text = torch.Tensor.__repr__(self._raw)
+            text = repr(self._raw)
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"{text[:-1]}, device='cuda:0'{grad})"
 

@@ -1,0 +1,6 @@
+"""``python -m graphcheck``: the command line from a checkout."""
+
+from graphcheck.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""``explain``: the page of one code."""
+
+from __future__ import annotations
+
+import click
+from rich.text import Text
+
+from graphcheck.catalogue import lookup
+from graphcheck.cli.present import console
+
+
+@click.command()
+@click.argument("code")
+def explain(code: str) -> int:
+    """The rule's page of CODE, for instance GC302."""
+    entry = lookup(code)
+    out = console()
+    out.print(Text(f"{entry.code}  {entry.name}", style="bold"))
+    for label, text in (
+        ("What happens", entry.mechanism),
+        ("How it shows", entry.symptom),
+        ("Wrong", entry.wrong),
+        ("Right", entry.right),
+        ("Found by", entry.found_by),
+    ):
+        out.print(Text(f"\n{label}", style="dim"))
+        for line in text.splitlines():
+            out.print(f"  {line}", markup=False)
+    return 0

@@ -1,0 +1,178 @@
+"""``fuzz``, ``check`` and ``replay``: run plans and print what came of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from graphcheck.cli.live import Live
+from graphcheck.cli.present import show_header, show_target
+from graphcheck.errors import EnvironmentUnable, MalformedFile, UsageError
+
+BACKENDS = ("auto", "cuda", "emulator")
+
+
+def seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """A duration such as ``90``, ``90s``, ``10m`` or ``2h``, in seconds."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", value)
+    if match is None or float(match[1]) == 0:
+        raise click.BadParameter(f"{value!r} is no duration; write 90s, 10m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that every command that runs plans takes."""
+    for option in reversed(
+        (
+            click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True),
+            click.option("--out", type=click.Path(path_type=Path), help="Folder for repro files."),
+            click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@click.command()
+@click.argument("targets", nargs=-1, required=True)
+@run_options
+@click.option("--examples", type=click.IntRange(min=1), help="Plans to try for each target (default 100).")
+@click.option("--time", "limit", callback=seconds, help="Stop each target after that long: 90s, 10m, 2h.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same plans.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Serving trace (CSV) that gives the lengths.")
+@click.option("--database", type=click.Path(path_type=Path), help="Keep failing examples here and replay them first.")
+@click.option("--devices", default="all", show_default=True, help="Devices to spread over.")
+@click.option("--engine", type=click.Choice(("local", "ray")), default="local", show_default=True)
+def fuzz(
+    targets: tuple[str, ...],
+    backend: str,
+    out: Path | None,
+    json_file: Path | None,
+    examples: int | None,
+    limit: float | None,
+    seed: int,
+    trace: Path | None,
+    database: Path | None,
+    devices: str,
+    engine: str,
+) -> int:
+    """Search for a failing plan of each TARGET.
+
+    TARGET is package.module:Class, path.py:Class or a registered name (graphcheck list).
+    """
+    if engine != "local" or devices not in ("all", "0"):
+        raise EnvironmentUnable("campaigns over several devices are not available here; use --engine local --devices all")
+    from graphcheck.fuzzer import fuzz as search
+    from graphcheck.registry import resolve
+    from graphcheck.report import Report
+    from graphcheck.trace import trace_plans
+
+    components = [(target, resolve(target)) for target in targets]
+    whole: Report | None = None
+    for target, component in components:
+        plans = summary = None
+        if trace is not None:
+            component, plans, summary = trace_plans(component, trace)
+        with Live(target) as live:
+            report = search(
+                component,
+                backend=backend,
+                examples=examples,
+                seconds=limit,
+                seed=seed,
+                database=database,
+                out=out if out is not None else Path(".graphcheck"),
+                plans=plans,
+                target=target,
+                progress=live.show,
+            )
+        if whole is None:
+            show_header(report.environment)
+            whole = Report(" ".join(["fuzz", *targets]), report.environment)
+        entry = report.targets[0]
+        if summary is not None:
+            entry.counts.requests, entry.counts.refused_requests = summary.offered, summary.refused
+        show_target(entry)
+        whole.targets.append(entry)
+        if entry.stopped == "interrupted":
+            break
+    return _finish(whole, json_file)
+
+
+@click.command()
+@click.argument("target")
+@run_options
+@click.option("--capture", required=True, help="Capture case: JSON, or @FILE.")
+@click.option("--replay", "replays", multiple=True, required=True, help="Replay case: JSON, or @FILE; repeatable.")
+@click.option("--warmups", type=click.IntRange(min=0), help="Warm-up runs (default: the component's own).")
+def check(
+    target: str,
+    backend: str,
+    out: Path | None,
+    json_file: Path | None,
+    capture: str,
+    replays: tuple[str, ...],
+    warmups: int | None,
+) -> int:
+    """Run one plan of TARGET: a quick look.
+
+    A case is the JSON that a repro file holds, for instance {"lens": {"lengths": [3, 9], "low": 0, "high": 64}}.
+    """
+    from graphcheck.checker import check as run
+    from graphcheck.plan import Plan
+    from graphcheck.registry import resolve
+
+    component = resolve(target)
+    plan = Plan(
+        captures=(_case("--capture", capture),),
+        replays=tuple(_case("--replay", text) for text in replays),
+        warmups=component.warmup if warmups is None else warmups,
+    )
+    report = run(component, plan, backend=backend, target=target, out=out)
+    show_header(report.environment)
+    show_target(report.targets[0])
+    return _finish(report, json_file)
+
+
+def _case(option: str, text: str) -> Any:
+    from graphcheck.cases import Case
+
+    try:
+        source = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
+        return Case.from_json(json.loads(source))
+    except OSError as error:
+        raise UsageError(f"{option} {text}: {error.strerror}; give a file that holds one case") from error
+    except ValueError as error:
+        raise UsageError(f"{option} is no JSON ({error}); give one case, or @FILE") from error
+    except MalformedFile as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--backend", type=click.Choice(BACKENDS), help="Instead of where it failed.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON.")
+def replay(file: Path, backend: str | None, json_file: Path | None) -> int:
+    """Run a repro FILE: exit 1 if it still fails, 0 if it is fixed."""
+    from graphcheck.repro import replay as run
+
+    report = run(file, backend)
+    show_header(report.environment)
+    show_target(report.targets[0])
+    return _finish(report, json_file)
+
+
+def _finish(report: Any, json_file: Path | None) -> int:
+    if report is None:
+        return 130
+    if json_file is not None:
+        report.write(json_file)
+    code: int = report.exit_code
+    return code

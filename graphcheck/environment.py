@@ -1,0 +1,80 @@
+"""What this machine holds: versions, devices and the checks that are live on it; probed here and nowhere else."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+PACKAGES = ("torch", "numpy", "hypothesis", "triton", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "pytest")
+_CHECKS = {
+    "emulator": (
+        "lockstep",
+        "capture refusals",
+        "streams",
+        "allocation",
+        "address ledger",
+        "differential record",
+        "guard bands",
+        "undeclared writes",
+    ),
+    "cuda": ("lockstep", "capture refusals", "streams", "allocation", "address ledger", "differential record"),
+}
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that matter, by distribution name; absent ones are left out."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def active_checks(backend: str) -> list[str]:
+    """The checks that are live on ``backend``, here."""
+    checks = list(_CHECKS[backend])
+    if backend == "cuda" and importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings"):
+        checks.append("graph inspection")
+    return checks
+
+
+def environment(backend: str) -> dict[str, Any]:
+    """Versions, device, threads and active checks, for a report.
+
+    Args:
+        backend: ``"cuda"`` or ``"emulator"``; the device is asked for its name on ``cuda`` only.
+    """
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": versions(),
+        "backend": backend,
+        "device": "emulated cuda:0 on the CPU",
+        "threads": 1,
+        "active": active_checks(backend),
+    }
+    if backend == "cuda":
+        import torch
+
+        found["device"] = torch.cuda.get_device_name()
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def name_clash() -> str | None:
+    """Words on the unrelated PyPI project called ``graphcheck``, if it is installed; else None."""
+    try:
+        found = version("graphcheck")
+    except PackageNotFoundError:
+        return None
+    return f"the unrelated distribution graphcheck {found} is installed and may shadow this one; pip uninstall graphcheck"
+
+
+def python_is_supported() -> bool:
+    """Whether this Python is one that the package supports."""
+    return sys.version_info >= (3, 10)
