@@ -78,7 +78,8 @@ def conclude(
     entry.findings = ranked(merge_notes(findings, outcome.notes))
     entry.plan = plan.to_json()
     if out is not None:
-        entry.repro = repro.write(out, entry.target, runner.backend_name, plan, findings)
+        tokens = getattr(component, "graphcheck_tokens", None)
+        entry.repro = repro.write(out, entry.target, runner.backend_name, plan, findings, tokens)
 
 
 def merge_rungs(entry: TargetReport, component: Component, outcome: Outcome) -> None:

@@ -27,6 +27,7 @@ class Repro:
         codes: the codes found, cause first.
         threads: CPU threads it ran with.
         message: the leading finding, for the reader.
+        tokens: the longest request of the trace that the component was sized for, if there was one.
     """
 
     target: str
@@ -35,6 +36,7 @@ class Repro:
     codes: tuple[str, ...]
     threads: int = 1
     message: str = ""
+    tokens: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -44,14 +46,17 @@ class Repro:
             "codes": list(self.codes),
             "message": self.message,
             "threads": self.threads,
+            "tokens": self.tokens,
             "plan": self.plan.to_json(),
         }
 
 
-def write(folder: Path, target: str, backend: str, plan: Plan, findings: list[Finding]) -> Path:
+def write(
+    folder: Path, target: str, backend: str, plan: Plan, findings: list[Finding], tokens: int | None = None
+) -> Path:
     """Write a repro file into ``folder`` (made if need be), named after the target and the leading code."""
     codes = tuple(dict.fromkeys(finding.code for finding in findings))
-    repro = Repro(target, backend, plan, codes, message=findings[0].message if findings else "")
+    repro = Repro(target, backend, plan, codes, message=findings[0].message if findings else "", tokens=tokens)
     stem = re.sub(r"[^A-Za-z0-9.]+", "-", target).strip("-.") or "component"
     path = folder / f"{stem}-{codes[0] if codes else 'plan'}.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,6 +92,7 @@ def load(path: Path | str) -> Repro:
         codes=tuple(map(str, data.get("codes", []))),
         threads=int(data.get("threads", 1)),
         message=str(data.get("message", "")),
+        tokens=data["tokens"] if isinstance(data.get("tokens"), int) else None,
     )
 
 
@@ -101,4 +107,7 @@ def replay(path: Path | str, backend: str | None = None) -> Report:
     from graphcheck.registry import resolve
 
     repro = load(path)
-    return check(resolve(repro.target), repro.plan, backend=backend or repro.backend, target=repro.target)
+    component: Any = resolve(repro.target)
+    if repro.tokens is not None:
+        component = component.for_trace(repro.tokens)
+    return check(component, repro.plan, backend=backend or repro.backend, target=repro.target)

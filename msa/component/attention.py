@@ -59,14 +59,24 @@ class Attention(Component):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        caches = CACHES if cls.writes else ()
-        spill = tuple(f"spill_{name}" for name in caches)
-        cls.mutates = cls._named((*caches, *cls.advanced))
-        cls.scratch = (*cls._named((*cls.derived, *spill)), *cls.work)
+        cls.mutates, cls.scratch = cls.roles(cls.VARIANTS)
+
+    def __init__(self, variants: Mapping[str, Variant] | None = None) -> None:
+        """The component at its class's variants, or at others (sized for a trace, for instance)."""
+        if variants is not None:
+            self.VARIANTS = variants  # type: ignore[misc]
+            self.mutates, self.scratch = self.roles(variants)  # type: ignore[misc]
 
     @classmethod
-    def _named(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name}_{variant}" for variant in cls.VARIANTS for name in names)
+    def roles(cls, variants: Mapping[str, Variant]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the state and of the scratch of these variants."""
+
+        def named(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(f"{name}_{variant}" for variant in variants for name in names)
+
+        caches = CACHES if cls.writes else ()
+        spill = tuple(f"spill_{name}" for name in caches)
+        return named((*caches, *cls.advanced)), (*named((*cls.derived, *spill)), *cls.work)
 
     def allocate(self, device: torch.device) -> Buffers:
         self.benches = {name: Bench(variant, device) for name, variant in self.VARIANTS.items()}

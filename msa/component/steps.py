@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from graphcheck import (
-    Buffers,
-    Case,
-    Tolerance,
-    lengths,
-)
+from graphcheck import Buffers, Case, Contents, PageTable, Tolerance, lengths
+from graphcheck.cases import Integer, Lengths
+from graphcheck.trace import Engine, Step
 from msa import answer
 from msa.bench import Bench, m3_variants, small_variants
 from msa.component.attention import DERIVED, Attention, put_lengths
 from msa.scene import Scene
+
+# On the CPU a step reads the whole table, so its capacity is bounded.
+TRACE_TOKENS = 4352
 
 
 class Decode(Attention):
@@ -27,6 +28,36 @@ class Decode(Attention):
         bench = self.benches[self.active]
         bench.driver.plan()
         return self.layer(bench)
+
+    def for_trace(self, longest: int) -> Decode:
+        """The same step with one variant whose table holds ``longest`` tokens, or `TRACE_TOKENS` if that is less."""
+        name, variant = list(self.VARIANTS.items())[-1]
+        geometry = variant.geometry
+        tokens = min(longest + variant.qo_len, TRACE_TOKENS)
+        pages = -(-tokens // geometry.page_size)
+        sized = replace(
+            geometry, max_pages=pages, num_pages=variant.bucket * pages, max_seq_len=pages * geometry.page_size
+        )
+        return type(self)({name: replace(variant, geometry=sized)})
+
+    def trace_engine(self) -> Engine:
+        """The engine that stages this component's batches."""
+        variant = list(self.VARIANTS.values())[-1]
+        return Engine(variant.bucket, variant.qo_len, variant.geometry.page_size, variant.geometry.capacity)
+
+    def trace_case(self, step: Step) -> Case:
+        """The case of one engine step; contents and placement of pages follow from its number."""
+        name, variant = list(self.VARIANTS.items())[-1]
+        geometry, bucket = variant.geometry, variant.bucket
+        padded = (*step.kv_lens, *[0] * (bucket - len(step.kv_lens)))
+        return Case(
+            variant=name,
+            size=Integer(len(step.kv_lens), 1, bucket),
+            lens=Lengths(padded, 0, geometry.capacity),
+            table=PageTable("permuted", step.number % 7, bucket, geometry.max_pages, geometry.num_pages),
+            x=Contents("normal", step.number % 997),
+            kv=Contents("normal", step.number % 13),
+        )
 
     def layer(self, bench: Bench) -> Mapping[str, torch.Tensor]:
         """The step behind the planning."""
@@ -74,6 +105,12 @@ class Overlap(Decode):
         """Tokens that the previous step kept of each real request, 1..Q."""
         kept = case.accepted[: case.size].clamp(max=self.VARIANTS[case.variant].qo_len)
         return [int(count) for count in kept]
+
+    def trace_case(self, step: Step) -> Case:
+        bucket = next(iter(self.VARIANTS.values())).bucket
+        most = max(variant.qo_len for variant in self.VARIANTS.values())
+        kept = (*step.accepted, *[1] * (bucket - len(step.accepted)))
+        return super().trace_case(step).replaced(accepted=Lengths(kept, 1, most))
 
     def true_lengths(self, case: Case) -> list[int]:
         qo_len = self.VARIANTS[case.variant].qo_len
