@@ -13,7 +13,7 @@ from graphcheck.backend.emulator.memory import Block, Handle, Pool, rounded
 from graphcheck.backend.emulator.pinned import PINNED
 from graphcheck.backend.emulator.tape import Constant, Node, Ref
 from graphcheck.backend.emulator.tensor import DeviceTensor, wrap
-from graphcheck.errors import CaptureRefused
+from graphcheck.errors import CaptureRefused, UnknownOperator
 from graphcheck.finding import Finding, Location
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class Capture:
             birth.freed = True
             self.bytes_alive -= rounded(birth.nbytes)
 
-    def allocate(self, spec: Spec) -> DeviceTensor:
+    def allocate(self, spec: Spec, where: Location | None = None) -> DeviceTensor:
         """Poisoned pool memory for one result."""
-        where = caller()
+        where = where if where is not None else caller()
         block = self.pool.allocate(spec.nbytes, where)
         birth = Birth(block, where)
         self.births.append(birth)
@@ -96,35 +96,48 @@ class Capture:
 
     def record(self, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """Append an operator to the tape without running it; its results lie in pool memory."""
+        where = caller()
         if rule.functional:
-            specs = results(rule.func, args, kwargs)
-            outs = self._outputs(specs)
+            outs = self._outputs(results(rule.func, args, kwargs), where)
             result = _tensors_of(outs, rule.tuple_result)
         else:
-            if rule.extra_results:
-                # The written arguments come back as themselves; results beside them are new tensors.
-                specs = results(rule.func, args, kwargs)
-                outs = self._extra(rule, specs)
-            else:
-                outs = None
+            outs = self._checked(rule, args, kwargs, where)
             result = rule.returned(args, kwargs, outs)
-        self.append(rule, args, kwargs, outs)
+        self.append(rule, args, kwargs, outs, where)
         return result
 
-    def _outputs(self, specs: Any) -> Any:
+    def _checked(self, rule: Rule, args: Any, kwargs: dict[str, Any], where: Location | None) -> Any:
+        """Check the shapes of an operator that writes its arguments; the results beside them are new tensors."""
+        try:
+            specs = results(rule.func, args, kwargs)
+        except UnknownOperator:
+            if rule.extra_results:
+                raise
+            return None  # no meta kernel, and none needed: the arguments have their geometry already
+        listed = specs if isinstance(specs, list) else [specs]
+        for name, spec in zip(rule.aliased, listed, strict=False):
+            given = rule.argument(name, args, kwargs) if name is not None else None
+            if isinstance(given, torch.Tensor) and isinstance(spec, Spec) and tuple(spec.size) != tuple(given.shape):
+                raise UnknownOperator(
+                    f"{rule.func} would resize {name} from {list(given.shape)} to {list(spec.size)} inside a capture; "
+                    "give it its size before the capture"
+                )
+        if not rule.extra_results:
+            return None
+        return [None if alias else self._outputs(item, where) for alias, item in zip(rule.aliased, listed, strict=True)]
+
+    def _outputs(self, specs: Any, where: Location | None) -> Any:
         if isinstance(specs, Spec):
-            return self.allocate(specs)
+            return self.allocate(specs, where)
         if isinstance(specs, list):
-            return [self._outputs(item) for item in specs]
+            return [self._outputs(item, where) for item in specs]
         return specs
 
-    def _extra(self, rule: Rule, specs: Any) -> Any:
-        listed = specs if isinstance(specs, list) else [specs]
-        return [None if alias else self._outputs(item) for alias, item in zip(rule.aliased, listed, strict=True)]
-
-    def append(self, rule: Rule, args: Any, kwargs: dict[str, Any], outs: Any = None) -> None:
+    def append(
+        self, rule: Rule, args: Any, kwargs: dict[str, Any], outs: Any = None, where: Location | None = None
+    ) -> None:
         """Append a node that writes what the rule's schema says, and ``outs``."""
-        where = caller()
+        where = where if where is not None else caller()
         written = rule.written_names
         names = rule.names
         node_args = [
@@ -132,8 +145,7 @@ class Capture:
             for position, value in enumerate(args)
         ]
         node_kwargs = {name: self._freeze(value, name in written, where) for name, value in kwargs.items()}
-        refs = _refs_of(outs)
-        self.nodes.append(Node(rule.func, node_args, node_kwargs, refs, names, where, rule.random))
+        self.nodes.append(Node(rule.func, node_args, node_kwargs, _refs_of(outs), names, where, rule.random))
         self.tick()
 
     def tick(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -156,7 +155,12 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if rule.random:
             out = GENERATORS.draw(rule.func, raws, raw_kwargs)
         else:
-            out = rule.func(*raws, **raw_kwargs)
+            try:
+                out = rule.func(*raws, **raw_kwargs)
+            except RuntimeError as error:
+                if "not resizable" not in str(error):
+                    raise
+                out = special.resized(rule, args, kwargs, raws, raw_kwargs)
         if rule.functional:
             result = _adopt_all(out, first)
         else:
@@ -177,13 +181,12 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def enter(self, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run the Python body of a user's operator with the modes on, on the wrapped tensors."""
-        if rule.kernel is None:
-            key = "CPU" if rule.body == "CPU" else "CUDA"
-            # Calling the overload would pass through the function mode again and lose the key.
-            kernel = torch.library.get_kernel(rule.func, key)
-            rule.kernel = partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
+        key = "CPU" if rule.body == "CPU" else "CUDA"
+        # Calling the overload would pass through the function mode again and lose the key. The kernel is not kept: a
+        # library may be destroyed and defined again.
+        kernel = torch.library.get_kernel(rule.func, key)
         with self.reentered():
-            return rule.kernel(*args, **kwargs)
+            return kernel.call_boxed(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *args, **kwargs)
 
     def reentered(self) -> Any:
         """Both modes on again: torch takes a mode off while its handler runs."""

@@ -46,7 +46,6 @@ class Rule:
         random: it draws from a generator.
         composite: it is made of other operators, which are to be seen instead.
         body: the dispatch key of its Python body, where it has one.
-        kernel: its Python body as a bound kernel, found on first use.
         launches: it has a kernel that runs on CPU tensors.
         aliased: for each result, the name of the argument that comes back, or None.
     """
@@ -62,7 +61,6 @@ class Rule:
         "func",
         "functional",
         "host_arguments",
-        "kernel",
         "launches",
         "names",
         "packet",
@@ -109,7 +107,6 @@ class Rule:
         self.extra_results = bool(self.written_names) and any(alias is None for alias in self.aliased)
         self.tuple_result = len(schema.returns) > 1
         self.special: Any = None
-        self.kernel: Any = None
 
     def argument(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """The value of an argument by name, None where it was left out."""

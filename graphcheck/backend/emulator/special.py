@@ -29,6 +29,17 @@ def follow(tensor: DeviceTensor) -> None:
     become(tensor, raw, handle)
 
 
+def resized(rule: Any, args: Any, kwargs: Any, raws: Any, raw_kwargs: Any) -> Any:
+    """Run an operator whose ``out=`` tensors have another shape than its result: they get new memory."""
+    names = [argument.name for argument in rule.func._schema.arguments if argument.is_out]
+    outs = {name: torch.empty(0, dtype=kwargs[name].dtype) for name in names}
+    result = rule.func(*raws, **{**raw_kwargs, **outs})
+    for name, raw in outs.items():
+        block, raw = HEAP.adopt(raw)
+        become(kwargs[name], raw, Handle(block))
+    return result
+
+
 def fresh(spec: Spec) -> DeviceTensor:
     """A poisoned allocation, of the pool while recording."""
     if DEVICE.capture is not None and DEVICE.recording:
@@ -214,10 +225,13 @@ def _index(mode: Any, rule: Any, args: Any, kwargs: Any, raws: Any, raw_kwargs: 
     if any(type(index) is not DeviceTensor and isinstance(index, torch.Tensor) and index.dim() for index in indices):
         host_read.read("GC105", "a host tensor indexes a device tensor: it must first travel to the device")
     masked = any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    putting = "index_put" in rule.packet
+    if masked and putting and not (args[3] if len(args) > 3 else False) and args[2].numel() == 1:
+        return NotImplemented  # becomes masked_fill, which needs no count and takes the number as it is
+    if putting and type(args[2]) is not DeviceTensor:
+        host_read.read("GC105", "a Python number is assigned through an index: it must first travel to the device")
     if not masked:
         return NotImplemented
-    if rule.packet.startswith("index_put") and not (args[3] if len(args) > 3 else False) and args[2].numel() == 1:
-        return NotImplemented  # becomes masked_fill, which needs no count
     host_read.read("GC107", "a boolean mask selects elements: their number depends on data, which the host must read")
     return NotImplemented
 

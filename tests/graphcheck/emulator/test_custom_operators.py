@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -27,7 +29,7 @@ def written(out: torch.Tensor, x: torch.Tensor) -> None:
     out.copy_(x + 1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def library() -> Iterator[torch.library.Library]:
     made = torch.library.Library("graphcheck_test", "FRAGMENT")
     for name, body in (("shifted", shifted), ("peeking", peeking), ("uploading", uploading)):
@@ -95,3 +97,22 @@ def test_memory_handed_to_other_libraries_is_refused(backend: EmulatorBackend) -
         x.__cuda_array_interface__  # noqa: B018
     with pytest.raises(UnseenLaunch, match="DLPack"):
         x.__dlpack__()
+
+
+def test_a_triton_launch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class JITFunction:
+        def __init__(self, fn: object) -> None:
+            self.fn = fn
+
+        def run(self, *args: object) -> None:
+            raise AssertionError("launched")
+
+    def kernel() -> None: ...
+
+    runtime = types.ModuleType("triton.runtime")
+    runtime.JITFunction = JITFunction  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton.runtime", runtime)
+    before = JITFunction.run
+    with EmulatorBackend().active(), pytest.raises(UnseenLaunch, match="Triton kernel kernel"):
+        JITFunction(kernel).run(torch.ones(3, device="cuda"))
+    assert JITFunction.run is before

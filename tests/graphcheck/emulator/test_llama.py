@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
 from graphcheck.backend.emulator import EmulatorBackend
 
 transformers = pytest.importorskip("transformers")
+masking_utils = pytest.importorskip("transformers.masking_utils")
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_llama_decode_step_replays_bit_for_bit(attention: str, backend: EmulatorBackend) -> None:
+    if attention == "eager" and "torch.tensor(" in inspect.getsource(masking_utils.eager_mask):
+        pytest.skip("this version uploads a scalar for its mask, which CUDA refuses in a capture")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=64,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphcheck.backend.emulator import EmulatorBackend
-from graphcheck.errors import ReplayFailed
+from graphcheck.errors import ReplayFailed, UnknownOperator
 
 
 def test_recording_leaves_data_alone(backend: EmulatorBackend) -> None:
@@ -209,3 +209,13 @@ def test_user_code_captures_with_torch_cuda_graph(backend: EmulatorBackend) -> N
 def test_a_capture_on_the_default_stream_is_an_error(backend: EmulatorBackend) -> None:
     with pytest.raises(RuntimeError, match="non-default stream"):
         torch.cuda.CUDAGraph().capture_begin()
+
+
+def test_an_out_argument_of_another_shape_gets_new_memory(backend: EmulatorBackend) -> None:
+    x = torch.ones(2, 3, device="cuda")
+    for out in (torch.empty(0, device="cuda"), torch.empty(5, device="cuda")):
+        torch.mul(x, 2, out=out)
+        assert (out + 1).tolist() == [[3.0] * 3] * 2
+    small = torch.empty(5, device="cuda")
+    with pytest.raises(UnknownOperator, match="would resize out"):
+        backend.record(lambda: {"out": torch.mul(x, 2, out=small)}, backend.pool())

@@ -74,6 +74,7 @@ FORBIDDEN: list[tuple[str, str, Callable[[Tensors], Any]]] = [
     ("GC105", "host tensor index", lambda t: t.x[t.host_index]),
     ("GC105", "host tensor index of an assignment", lambda t: t.x.__setitem__(t.host_index, t.row)),
     ("GC105", "number assigned to an element", lambda t: t.row.__setitem__(2, 1.0)),
+    ("GC105", "number assigned through an index", lambda t: t.x.__setitem__(t.index, 1.0)),
     ("GC106", "slice bound", lambda t: t.x[: t.count]),
     ("GC106", "loop bound", loop),
     ("GC106", "narrow", lambda t: t.x.narrow(0, 0, t.count)),
