@@ -72,7 +72,9 @@ def name_clash() -> str | None:
         found = version("graphcheck")
     except PackageNotFoundError:
         return None
-    return f"the unrelated distribution graphcheck {found} is installed and may shadow this one; pip uninstall graphcheck"
+    return (
+        f"the unrelated distribution graphcheck {found} is installed and may shadow this one; pip uninstall graphcheck"
+    )
 
 
 def python_is_supported() -> bool:

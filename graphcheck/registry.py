@@ -16,7 +16,7 @@ from graphcheck.errors import ComponentRaised, UnknownTarget
 from graphcheck.finding import exception_location
 
 GROUP = "graphcheck.components"
-PACKAGES = ("msa",)
+PACKAGES = ("msa", "eagle3")
 
 Maker = Callable[[], Component]
 
@@ -37,10 +37,24 @@ def _mappings() -> Iterator[tuple[str, Mapping[str, Any]]]:
     seen = set()
     for point in entry_points(group=GROUP):
         seen.add(point.name)
-        yield point.name, point.load()
+        try:
+            yield point.name, point.load()
+        except Exception as error:
+            raise ComponentRaised(point.value, "import", error, exception_location(error)) from error
     for package in PACKAGES:
-        if package not in seen and importlib.util.find_spec(package) is not None:
-            yield package, importlib.import_module(f"{package}.component").COMPONENTS
+        if package not in seen:
+            yield package, _beside(package)
+
+
+def _beside(package: str) -> Mapping[str, Any]:
+    """What ``package.component`` offers, without an installation; nothing where there is no such module."""
+    if not package.isidentifier() or importlib.util.find_spec(package) is None:
+        return {}
+    name = f"{package}.component"
+    if importlib.util.find_spec(name) is None:
+        return {}
+    offered: Mapping[str, Any] = getattr(_from_module(name), "COMPONENTS", {})
+    return offered
 
 
 def resolve(target: str) -> Component:
@@ -63,9 +77,16 @@ def _find(target: str) -> Any:
         known = registered()
         if target in known:
             return known[target]
+        package, _, key = target.partition(".")
+        offered = _beside(package) if key else {}
+        if key in offered:
+            return offered[key]
+        known.update({f"{package}.{name}": maker for name, maker in offered.items()})
         close = difflib.get_close_matches(target, known, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
-        raise UnknownTarget(f"no registered component {target!r}; {hint} (or give package.module:Class or path.py:Class)")
+        raise UnknownTarget(
+            f"no registered component {target!r}; {hint} (or give package.module:Class or path.py:Class)"
+        )
     place, _, name = target.rpartition(":")
     module = _from_file(place) if place.endswith(".py") else _from_module(place)
     found: Any = module
@@ -120,4 +141,6 @@ def _make(target: str, found: Any) -> Component:
             raise ComponentRaised(target, "__init__", error, exception_location(error)) from error
         if isinstance(made, Component):
             return made
-    raise UnknownTarget(f"{target} is {type(found).__name__}, not a graphcheck.Component, its class or a factory of one")
+    raise UnknownTarget(
+        f"{target} is {type(found).__name__}, not a graphcheck.Component, its class or a factory of one"
+    )

@@ -216,7 +216,9 @@ def trace_plans(component: Component, path: Path) -> tuple[Component, SearchStra
     refused = sum(request.longest + engine.qo_len > engine.capacity for request in requests)
     steps = list(islice(simulate(requests, engine), _STEPS))
     if len(steps) < 4:
-        raise UsageError(f"the trace {path} gives {len(steps)} engine steps of at most {engine.capacity} tokens; need 4")
+        raise UsageError(
+            f"the trace {path} gives {len(steps)} engine steps of at most {engine.capacity} tokens; need 4"
+        )
     last = len(steps) - 4
     eventful = [max(0, step.number - 1) for step in steps[: last + 1] if step.eventful] or [0]
 

@@ -11,9 +11,7 @@ from graphcheck.errors import UnknownTarget
 __all__ = ["HAZARDS", "Hazard", "lookup"]
 
 HAZARDS: dict[str, Hazard] = {
-    hazard.code: hazard
-    for family in (forbidden, frozen, memory, steps, outcome)
-    for hazard in family.HAZARDS
+    hazard.code: hazard for family in (forbidden, frozen, memory, steps, outcome) for hazard in family.HAZARDS
 }
 
 

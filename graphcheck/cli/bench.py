@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from graphcheck.cli import destination
 from graphcheck.cli.present import console
 from graphcheck.cli.run import BACKENDS
 
@@ -16,7 +17,7 @@ from graphcheck.cli.run import BACKENDS
 @click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True)
 @click.option("--repeats", type=click.IntRange(min=3), default=30, show_default=True)
 @click.option("--examples", type=click.IntRange(min=1), default=10, show_default=True)
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures as JSON.")
+@click.option("--json", "json_file", type=destination.FILE, help="Write the figures as JSON.")
 def bench(target: str, backend: str, repeats: int, examples: int, json_file: Path | None) -> int:
     """Time TARGET: eager, replay, and the verified loop."""
     from graphcheck.bench import bench as run

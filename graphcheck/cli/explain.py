@@ -25,5 +25,5 @@ def explain(code: str) -> int:
     ):
         out.print(Text(f"\n{label}", style="dim"))
         for line in text.splitlines():
-            out.print(f"  {line}", markup=False)
+            out.print(f"  {line}")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Any
 
@@ -26,8 +27,8 @@ _COLOURS = {
 
 
 def console() -> Console:
-    """The console for results: stdout, soft-wrapped so that lines can be copied."""
-    return Console(file=sys.stdout, soft_wrap=True, highlight=False)
+    """The console for results: stdout, soft-wrapped so that lines can be copied; brackets are text, not markup."""
+    return Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def show_header(environment: dict[str, Any]) -> None:
@@ -52,11 +53,10 @@ def show_target(entry: TargetReport) -> None:
         style="dim",
     )
     out.print(verdict)
-    rungs = Text("        ")
     for rung, status in entry.rungs.items():
-        rungs.append(f"{rung} ")
-        rungs.append(f"{status.value}  ", style=_COLOURS[status])
-    out.print(rungs)
+        line = Text(f"        {rung:14}")
+        line.append(status.value, style=_COLOURS[status])
+        out.print(line)
     if counts.requests:
         share = counts.refused_requests / counts.requests
         out.print(f"        {counts.refused_requests} of {counts.requests} requests of the trace refused ({share:.1%})")
@@ -65,7 +65,7 @@ def show_target(entry: TargetReport) -> None:
     if entry.plan is not None:
         out.print(Text(f"\n  plan: {_plan(entry.plan)}", style="dim"))
     if entry.repro is not None:
-        out.print(f"  again: graphcheck replay {entry.repro}")
+        out.print(f"  again: graphcheck replay {shlex.quote(str(entry.repro))}")
 
 
 def show_finding(out: Console, finding: Finding) -> None:

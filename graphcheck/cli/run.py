@@ -6,15 +6,20 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphcheck.cli import destination
 from graphcheck.cli.live import Live
 from graphcheck.cli.present import show_header, show_target
 from graphcheck.errors import EnvironmentUnable, MalformedFile, UsageError
 
+if TYPE_CHECKING:
+    from graphcheck.report import Report
+
 BACKENDS = ("auto", "cuda", "emulator")
+INTERRUPTED = 130
 
 
 def seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
@@ -27,13 +32,22 @@ def seconds(context: click.Context, parameter: click.Parameter, value: str | Non
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+def devices(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Device numbers; ``all`` is the one device that this version searches on."""
+    if value == "all":
+        return (0,)
+    if re.fullmatch(r"\d+(,\d+)*", value) is None:
+        raise click.BadParameter(f"{value!r} names no devices; write all, or numbers such as 0 or 0,1")
+    return tuple(int(number) for number in value.split(","))
+
+
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options that every command that runs plans takes."""
     for option in reversed(
         (
             click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True),
-            click.option("--out", type=click.Path(path_type=Path), help="Folder for repro files."),
-            click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON."),
+            click.option("--out", type=destination.FOLDER, help="Folder for repro files."),
+            click.option("--json", "json_file", type=destination.FILE, help="Write the report as JSON."),
         )
     ):
         function = option(function)
@@ -47,8 +61,13 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--time", "limit", callback=seconds, help="Stop each target after that long: 90s, 10m, 2h.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same plans.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Serving trace (CSV) that gives the lengths.")
-@click.option("--database", type=click.Path(path_type=Path), help="Keep failing examples here and replay them first.")
-@click.option("--devices", default="all", show_default=True, help="Devices to spread over.")
+@click.option("--database", type=destination.FOLDER, help="Keep failing examples here and replay them first.")
+@click.option(
+    "--no-database", is_flag=True, help="Keep none, so that runs do not depend on earlier ones (the default)."
+)
+@click.option(
+    "--devices", default="all", show_default=True, callback=devices, help="Devices to spread over: all, or 0,1."
+)
 @click.option("--engine", type=click.Choice(("local", "ray")), default="local", show_default=True)
 def fuzz(
     targets: tuple[str, ...],
@@ -60,22 +79,28 @@ def fuzz(
     seed: int,
     trace: Path | None,
     database: Path | None,
-    devices: str,
+    no_database: bool,
+    devices: tuple[int, ...],
     engine: str,
 ) -> int:
     """Search for a failing plan of each TARGET.
 
     TARGET is package.module:Class, path.py:Class or a registered name (graphcheck list).
     """
-    if engine != "local" or devices not in ("all", "0"):
-        raise EnvironmentUnable("campaigns over several devices are not available here; use --engine local --devices all")
+    if engine != "local" or any(devices):
+        raise EnvironmentUnable("this version searches on one device in one process; use --engine local --devices 0")
+    if no_database and database is not None:
+        raise UsageError("--database and --no-database exclude each other; give one of them")
+    from graphcheck.backend import resolve as resolve_backend
+    from graphcheck.environment import environment
     from graphcheck.fuzzer import fuzz as search
     from graphcheck.registry import resolve
     from graphcheck.report import Report
     from graphcheck.trace import trace_plans
 
     components = [(target, resolve(target)) for target in targets]
-    whole: Report | None = None
+    whole = Report(" ".join(["fuzz", *targets]), environment(resolve_backend(backend).name))
+    show_header(whole.environment)
     for target, component in components:
         plans = summary = None
         if trace is not None:
@@ -93,9 +118,6 @@ def fuzz(
                 target=target,
                 progress=live.show,
             )
-        if whole is None:
-            show_header(report.environment)
-            whole = Report(" ".join(["fuzz", *targets]), report.environment)
         entry = report.targets[0]
         if summary is not None:
             entry.counts.requests, entry.counts.refused_requests = summary.offered, summary.refused
@@ -109,7 +131,7 @@ def fuzz(
 @click.command()
 @click.argument("target")
 @run_options
-@click.option("--capture", required=True, help="Capture case: JSON, or @FILE.")
+@click.option("--capture", "captures", multiple=True, required=True, help="Capture case: JSON, or @FILE; repeatable.")
 @click.option("--replay", "replays", multiple=True, required=True, help="Replay case: JSON, or @FILE; repeatable.")
 @click.option("--warmups", type=click.IntRange(min=0), help="Warm-up runs (default: the component's own).")
 def check(
@@ -117,7 +139,7 @@ def check(
     backend: str,
     out: Path | None,
     json_file: Path | None,
-    capture: str,
+    captures: tuple[str, ...],
     replays: tuple[str, ...],
     warmups: int | None,
 ) -> int:
@@ -131,7 +153,7 @@ def check(
 
     component = resolve(target)
     plan = Plan(
-        captures=(_case("--capture", capture),),
+        captures=tuple(_case("--capture", text) for text in captures),
         replays=tuple(_case("--replay", text) for text in replays),
         warmups=component.warmup if warmups is None else warmups,
     )
@@ -158,7 +180,7 @@ def _case(option: str, text: str) -> Any:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--backend", type=click.Choice(BACKENDS), help="Instead of where it failed.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON.")
+@click.option("--json", "json_file", type=destination.FILE, help="Write the report as JSON.")
 def replay(file: Path, backend: str | None, json_file: Path | None) -> int:
     """Run a repro FILE: exit 1 if it still fails, 0 if it is fixed."""
     from graphcheck.repro import replay as run
@@ -169,10 +191,10 @@ def replay(file: Path, backend: str | None, json_file: Path | None) -> int:
     return _finish(report, json_file)
 
 
-def _finish(report: Any, json_file: Path | None) -> int:
-    if report is None:
-        return 130
+def _finish(report: Report, json_file: Path | None) -> int:
     if json_file is not None:
         report.write(json_file)
-    code: int = report.exit_code
-    return code
+    interrupted = any(entry.stopped == "interrupted" for entry in report.targets)
+    if interrupted and not any(entry.counts.plans for entry in report.targets):
+        return INTERRUPTED
+    return report.exit_code

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from graphcheck.cli import destination
 from graphcheck.cli.present import console
 from graphcheck.cli.run import BACKENDS
 
@@ -17,7 +18,7 @@ from graphcheck.cli.run import BACKENDS
 @click.option("--examples", type=click.IntRange(min=1), default=30, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--only", help="Entries whose code or name starts with this.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the table as JSON.")
+@click.option("--json", "json_file", type=destination.FILE, help="Write the table as JSON.")
 def selftest(backend: str, examples: int, seed: int, only: str | None, json_file: Path | None) -> int:
     """Plant every defect of the zoo and its clean twin; exit 1 if a check that should be live is not."""
     from graphcheck.selftest import plant

@@ -131,7 +131,7 @@ class CUDAGraph:
         self.reset()
 
 
-class graph:
+class graph:  # noqa: N801 - the name is torch's
     """Captures the work inside the block into a graph."""
 
     default_capture_stream: Stream | None = None

@@ -167,7 +167,7 @@ class Heap:
         self.peak = 0
 
     def restart(self) -> None:
-        """Give out the same addresses again, so that a run repeats. Blocks are told apart by identity, not by address."""
+        """Give out the same addresses again, so that a run repeats; blocks are told apart by identity."""
         self.next = _FIRST_ADDRESS
 
     def reserve(self, nbytes: int) -> int:

@@ -91,6 +91,10 @@ def synchronize(device: Any = None) -> None:
         DEVICE.refuse("GC101", "the host waits for the device while a stream is capturing", host_read.ADVICE["GC101"])
 
 
+def current_stream(device: Any = None) -> streams.Stream:
+    return DEVICE.stream
+
+
 def is_current_stream_capturing() -> bool:
     return DEVICE.recording
 
@@ -111,7 +115,7 @@ class DeviceProperties:
     L2_cache_size = 50 << 20
     is_integrated = 0
     is_multi_gpu_board = 0
-    gcnArchName = ""
+    gcnArchName = ""  # noqa: N815 - the name is torch's
 
 
 class DeviceContext:
@@ -205,7 +209,6 @@ def _constant(value: Any) -> Any:
 def _replacements() -> list[tuple[Any, str, Any]]:
     """Everything that is replaced while the emulator is active: owner, attribute, value."""
     cuda = torch.cuda
-    current: Any = lambda device=None: DEVICE.stream
     found: list[tuple[Any, str, Any]] = [
         (cuda, "_lazy_init", _constant(None)),
         (cuda, "_is_in_bad_fork", _constant(False)),
@@ -235,7 +238,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (cuda, "make_graphed_callables", _graphed),
         (cuda, "stream", streams.StreamContext),
         (cuda, "set_stream", lambda stream: setattr(DEVICE, "stream", stream)),
-        (cuda, "current_stream", current),
+        (cuda, "current_stream", current_stream),
         (cuda, "default_stream", lambda device=None: streams.DEFAULT),
         (cuda, "manual_seed", _seed("torch.cuda.manual_seed")),
         (cuda, "manual_seed_all", _seed("torch.cuda.manual_seed_all")),
@@ -252,7 +255,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (torch.accelerator, "synchronize", synchronize),
         (torch.accelerator, "is_available", _constant(True)),
         (torch.accelerator, "device_count", _constant(1)),
-        (torch.accelerator, "current_stream", current),
+        (torch.accelerator, "current_stream", current_stream),
         (torch.cuda.graphs, "is_current_stream_capturing", is_current_stream_capturing),
         (torch.cuda.graphs, "graph_pool_handle", graphs.pool_handle),
         (torch.cuda.random, "get_rng_state", _get_rng_state),

@@ -38,7 +38,7 @@ class DeviceTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         block = self._handle.block
-        if block.null or self.numel() == 0 and block.nbytes == 0:
+        if block.null or (self.numel() == 0 and block.nbytes == 0):
             return 0
         return int(block.address + self.storage_offset() * self.element_size())
 
@@ -62,7 +62,7 @@ class DeviceTensor(torch.Tensor):
     def data(self, other: torch.Tensor) -> None:
         if not isinstance(other, DeviceTensor):
             # The type of the exception is torch's own.
-            raise RuntimeError(  # noqa: TRY004
+            raise RuntimeError(
                 f"Attempted to call `variable.set_data(tensor)`, but `variable` is on {self.device} and `tensor` "
                 f"on {other.device}"
             )

@@ -46,10 +46,15 @@ def test_everything_is_undone_on_exit() -> None:
 
 def test_everything_is_undone_after_an_exception_inside_a_capture() -> None:
     before = surface()
-    with pytest.raises(ZeroDivisionError), EmulatorBackend().active():
-        torch.cuda.set_stream(torch.cuda.Stream())
-        torch.cuda.CUDAGraph().capture_begin()
-        raise ZeroDivisionError
+
+    def broken() -> None:
+        with EmulatorBackend().active():
+            torch.cuda.set_stream(torch.cuda.Stream())
+            torch.cuda.CUDAGraph().capture_begin()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken()
     assert surface() == before
     with EmulatorBackend().active():
         assert not torch.cuda.is_current_stream_capturing()
