@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,19 +50,23 @@ def graphcheck(request: pytest.FixtureRequest) -> Callable[..., Report]:
         chosen = {**marked, **overrides}
         folder = _setting(request.config, "report")
         out = Path(folder) if folder else Path(request.getfixturevalue("tmp_path"))
+        target, again = _target(component)
         report = fuzz(
             component,
             backend=chosen.pop("backend", _setting(request.config, "backend")),
             examples=int(chosen.pop("examples", _setting(request.config, "examples"))),
             seed=int(chosen.pop("seed", _setting(request.config, "seed"))),
             out=out,
+            target=chosen.pop("target", target),
             **chosen,
         )
         if folder:
             report.write(out / f"{_file_name(request.node.nodeid)}.json")
-        (target,) = report.targets
+        (entry,) = report.targets
+        if entry.stopped == "interrupted":
+            raise KeyboardInterrupt
         if report.exit_code:
-            text = describe(target)
+            text = describe(entry, again)
             request.node.add_report_section("call", "graphcheck", text)
             pytest.fail(text, pytrace=False)
         return report
@@ -68,8 +74,12 @@ def graphcheck(request: pytest.FixtureRequest) -> Callable[..., Report]:
     return run
 
 
-def describe(target: TargetReport) -> str:
-    """The findings of a target and the command that runs its plan again, as text."""
+def describe(target: TargetReport, again: bool = True) -> str:
+    """The findings of a target and the command that runs its plan again, as text.
+
+    Args:
+        again: whether the command line can make this component.
+    """
     rungs = ", ".join(f"{rung} {status.value}" for rung, status in target.rungs.items())
     lines = [f"{target.target}: {target.verdict.value} ({rungs})"]
     for finding in target.findings:
@@ -86,8 +96,28 @@ def describe(target: TargetReport) -> str:
                 lines.append(f"  {label}: {words}")
         lines += [f"  {words}" for words in finding.evidence]
     if target.repro is not None:
-        lines.append(f"again: graphcheck replay {target.repro}")
+        words = (
+            "again: graphcheck replay" if again else "plan (the component takes arguments, so only the test runs it):"
+        )
+        lines.append(f"{words} {shlex.quote(str(target.repro))}")
     return "\n".join(lines)
+
+
+def _target(component: Any) -> tuple[str, bool]:
+    """How the command line names a component, and whether it can make an equal one from that name."""
+    name = getattr(component, "graphcheck_name", "")
+    kind = component if isinstance(component, type) else type(component)
+    if name:
+        return name, True
+    try:
+        source = inspect.getsourcefile(kind)
+        plain = kind is component or vars(kind()) == vars(component)
+    except Exception:
+        source, plain = None, False
+    if source is None or "<locals>" in kind.__qualname__ or not plain:
+        return kind.__name__, False
+    packaged = Path(source).with_name("__init__.py").exists()
+    return f"{kind.__module__ if packaged else source}:{kind.__qualname__}", True
 
 
 def _setting(config: pytest.Config, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
@@ -88,6 +89,12 @@ def _find(target: str) -> Any:
             f"no registered component {target!r}; {hint} (or give package.module:Class or path.py:Class)"
         )
     place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise UnknownTarget(
+            f"{target!r} names no component; give package.module:Class, path.py:Class or a registered name"
+        )
+    if not place.endswith(".py") and ("/" in place or Path(place).is_file()):
+        raise UnknownTarget(f"{place} is no Python file; give a path that ends in .py, then a colon and the class")
     module = _from_file(place) if place.endswith(".py") else _from_module(place)
     found: Any = module
     for part in name.split("."):
@@ -135,6 +142,7 @@ def _make(target: str, found: Any) -> Component:
     if isinstance(found, Component):
         return found
     if callable(found):
+        _without_arguments(target, found)
         try:
             made = found()
         except Exception as error:
@@ -144,3 +152,17 @@ def _make(target: str, found: Any) -> Component:
     raise UnknownTarget(
         f"{target} is {type(found).__name__}, not a graphcheck.Component, its class or a factory of one"
     )
+
+
+def _without_arguments(target: str, maker: Callable[..., Any]) -> None:
+    """Refuse a maker that needs arguments: there is nobody who could give them."""
+    try:
+        signature = inspect.signature(maker)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise UnknownTarget(
+            f"{target} cannot be made ({error}); give a Component, or a class or factory that needs no arguments"
+        ) from error

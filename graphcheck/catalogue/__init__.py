@@ -1,8 +1,6 @@
-"""The catalogue: every code with its mechanism, symptom, a wrong and a right line, and what finds it. Needs no torch."""
+"""The catalogue: every code with mechanism, symptom, a wrong and a right line, and what finds it. Needs no torch."""
 
 from __future__ import annotations
-
-import difflib
 
 from graphcheck.catalogue import forbidden, frozen, memory, outcome, steps
 from graphcheck.catalogue.entry import Hazard
@@ -24,6 +22,13 @@ def lookup(code: str) -> Hazard:
     wanted = code.upper()
     if wanted in HAZARDS:
         return HAZARDS[wanted]
-    close = difflib.get_close_matches(wanted, HAZARDS, n=3)
-    hint = f"did you mean {', '.join(close)}?" if close else f"codes run from {min(HAZARDS)} to {max(HAZARDS)}"
-    raise UnknownTarget(f"no code {code!r}; {hint}")
+    raise UnknownTarget(f"no code {code!r}; did you mean {', '.join(_neighbours(wanted))}?")
+
+
+def _neighbours(wanted: str) -> list[str]:
+    """Codes that go on from ``wanted``, else the three nearest by number; the range where there is no number."""
+    longer = [code for code in HAZARDS if code.startswith(wanted) and wanted != "GC"]
+    digits = "".join(letter for letter in wanted if letter.isdigit())[:4]
+    if longer or not digits:
+        return longer[:6] or [min(HAZARDS), max(HAZARDS)]
+    return sorted(sorted(HAZARDS, key=lambda code: abs(int(code[2:]) - int(digits[:3])))[:3])

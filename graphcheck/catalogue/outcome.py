@@ -125,8 +125,8 @@ HAZARDS = (
         "unexplained mismatch",
         "No intervention makes the difference go away.",
         "Captured and eager differ.",
-        "",
-        "read the evidence, then inspect the graph",
+        "trust a run that happened to agree",
+        "read the evidence: interventions tried, first operation whose result differs",
         "r",
     ),
     Hazard(

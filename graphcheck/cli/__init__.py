@@ -59,6 +59,9 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.filename is not None:
+            _say(f"{error.filename}: {error.strerror}; name a place that can be read and written")
+            sys.exit(USAGE)
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         _say(f"internal error, {type(error).__name__}: {first}; run again with --debug and report it")
         sys.exit(INTERNAL)

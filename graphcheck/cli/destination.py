@@ -18,7 +18,7 @@ class Destination(click.Path):
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        path = Path(os.fspath(super().convert(value, param, ctx)))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         existing = path if self._folder or path.exists() else path.parent
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
