@@ -66,9 +66,7 @@ def graphcheck(request: pytest.FixtureRequest) -> Callable[..., Report]:
         if entry.stopped == "interrupted":
             raise KeyboardInterrupt
         if report.exit_code:
-            text = describe(entry, again)
-            request.node.add_report_section("call", "graphcheck", text)
-            pytest.fail(text, pytrace=False)
+            pytest.fail(describe(entry, again), pytrace=False)
         return report
 
     return run

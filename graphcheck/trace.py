@@ -205,7 +205,7 @@ def trace_plans(component: Component, path: Path) -> tuple[Component, SearchStra
     missing = [name for name in methods if not callable(getattr(component, name, None))]
     if missing:
         raise UsageError(
-            f"{component.title} takes no traces, for it lacks {', '.join(missing)}: see graphcheck/trace.py"
+            f"{component.title} does not take traces: it lacks {', '.join(missing)}; see graphcheck/trace.py"
         )
     requests = read(path)
     taker: Any = component

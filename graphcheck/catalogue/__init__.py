@@ -31,4 +31,4 @@ def _neighbours(wanted: str) -> list[str]:
     digits = "".join(letter for letter in wanted if letter.isdigit())[:4]
     if longer or not digits:
         return longer[:6] or [min(HAZARDS), max(HAZARDS)]
-    return sorted(sorted(HAZARDS, key=lambda code: abs(int(code[2:]) - int(digits[:3])))[:3])
+    return sorted(HAZARDS, key=lambda code: abs(int(code[2:]) - int(digits[:3])))[:3]

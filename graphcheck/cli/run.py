@@ -88,7 +88,7 @@ def fuzz(
     TARGET is package.module:Class, path.py:Class or a registered name (graphcheck list).
     """
     if engine != "local" or any(devices):
-        raise EnvironmentUnable("this version searches on one device in one process; use --engine local --devices 0")
+        raise EnvironmentUnable("this version searches on one device in one process; use --engine local --devices all")
     if no_database and database is not None:
         raise UsageError("--database and --no-database exclude each other; give one of them")
     from graphcheck.backend import resolve as resolve_backend
