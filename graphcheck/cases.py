@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -96,7 +96,7 @@ class Integer:
                 yield Integer(candidate, self.low, self.high)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _table(kind: str) -> torch.Tensor:
     """One period of content values, float64 on the host, the same on every machine."""
     generator = np.random.Generator(np.random.PCG64(20_260_613))

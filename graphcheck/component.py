@@ -194,7 +194,9 @@ def _check_member(owner: str, name: str, value: Any) -> None:
         )
         wanted = "" if right else "a Tolerance, or a mapping of output names to Tolerance"
     elif name == "allocation":
-        right = value in ("transient", "none") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+        right = value in ("transient", "none") or (
+            isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        )
         wanted = "" if right else '"transient", "none" or a byte budget'
     elif name == "warmup":
         wanted = "" if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else "a whole number >= 0"

@@ -131,7 +131,7 @@ def user_location(frame: FrameType | None = None) -> Location | None:
     while frame is not None:
         if not is_machinery(frame.f_code.co_filename):
             return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

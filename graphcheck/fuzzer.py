@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed as seeded, settings
-from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
 from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
 
+from graphcheck import repro
 from graphcheck.cases import Case
 from graphcheck.checker import conclude, instance, merge_notes, merge_rungs
 from graphcheck.component import Component
@@ -81,7 +82,8 @@ def fuzz(
         examples: plans to try; 100 if neither this nor ``seconds`` is given.
         seconds: stop the search after that long.
         seed: the same seed, sources and versions give the same plans.
-        database: folder where failing examples are kept and replayed first; None keeps none.
+        database: folder where failing plans are kept as repro files and tried first; a plan that passes again is
+            dropped. None keeps none.
         out: folder for a repro file; None writes none.
         cases: instead of the component's own strategy.
         plans: instead of plans drawn from cases.
@@ -99,7 +101,7 @@ def fuzz(
     search = _Search(component, LocalRunner(component, backend), target, progress)
     budget = _UNBOUNDED if examples is None and seconds is not None else (100 if examples is None else examples)
     search.run(search.plans(cases, plans), budget, seconds, seed, database)
-    search.conclude(out)
+    search.conclude(out, database)
     words = f"fuzz {search.entry.target} --examples {budget} --seed {seed}"
     return Report(words, environment(search.runner.backend_name), [search.entry])
 
@@ -126,15 +128,15 @@ class _Search:
         self._progress = progress
         self._outcomes: dict[str, Outcome] = {}
 
-    def plans(
-        self, cases: SearchStrategy[Case] | None, plans: SearchStrategy[Plan] | None
-    ) -> SearchStrategy[Plan]:
+    def plans(self, cases: SearchStrategy[Case] | None, plans: SearchStrategy[Plan] | None) -> SearchStrategy[Plan]:
         """The strategy to search."""
         if plans is not None:
             return plans
         drawn = self.component.cases() if cases is None else cases
         if not isinstance(drawn, SearchStrategy):
-            raise ContractError(f"{self.component.title}.cases returned {type(drawn).__name__}; return graphcheck.case(...)")
+            raise ContractError(
+                f"{self.component.title}.cases returned {type(drawn).__name__}; return graphcheck.case(...)"
+            )
         return plans_of(drawn, self.component.key, self.component.warmup)
 
     def run(
@@ -147,24 +149,24 @@ class _Search:
     ) -> None:
         """Try plans until one fails, the budget is spent, time is up or the user interrupts."""
         self.deadline = None if seconds is None else self.started + seconds
-        kept = DirectoryBasedExampleDatabase(str(database)) if database is not None else None
 
         def attempt(plan: Plan) -> None:
             self._attempt(plan)
 
-        attempt._hypothesis_internal_add_digest = self.entry.target.encode()  # type: ignore[attr-defined]
         search = seeded(seed)(
             settings(
                 max_examples=max(1, examples),
-                database=kept,
+                database=None,
                 deadline=None,
-                phases=(Phase.reuse, Phase.generate),
+                phases=(Phase.generate,),
                 suppress_health_check=list(HealthCheck),
                 report_multiple_bugs=False,
                 print_blob=False,
             )(given(plans)(attempt))
         )
         try:
+            if database is not None:
+                self._try_kept(database)
             with _no_harvested_constants():
                 search()
         except _Found:
@@ -176,6 +178,12 @@ class _Search:
         self.entry.seconds["search"] = time.perf_counter() - self.started
         if self.broken is not None:
             raise self.broken
+
+    def _try_kept(self, database: Path) -> None:
+        """Try the plans that failed before; those that pass now are dropped."""
+        for path in repro.kept(database, self.entry.target):
+            self._attempt(repro.load(path).plan)
+            path.unlink()
 
     def _attempt(self, plan: Plan) -> None:
         """Run one plan; raises _Found if it fails. Hypothesis runs a failing plan again, which is answered from memory."""
@@ -202,11 +210,15 @@ class _Search:
         if outcome.failed:
             raise _Found
 
-    def conclude(self, out: Path | None) -> None:
+    def conclude(self, out: Path | None, database: Path | None) -> None:
         """Shrink and attribute the failing plan, or ask whether anything could have failed."""
         try:
             if self.failing is not None:
                 self._explain(*self.failing, out)
+                if database is not None and self.entry.plan is not None:
+                    tokens = getattr(self.component, "graphcheck_tokens", None)
+                    plan, found = Plan.from_json(self.entry.plan), self.entry.findings
+                    repro.write(database, self.entry.target, self.runner.backend_name, plan, found, tokens)
             else:
                 self._vacuity()
         except KeyboardInterrupt:
@@ -282,7 +294,9 @@ _NEEDED_RUNG = {
 def _leading_signature(outcome: Outcome) -> frozenset[tuple[str, str]]:
     """What shrinking preserves: the strongest evidence there is, so that a weaker symptom cannot take its place."""
     for group in _STRENGTH:
-        found = frozenset((symptom.kind.value, symptom.finding.code) for symptom in outcome.errors if symptom.kind in group)
+        found = frozenset(
+            (symptom.kind.value, symptom.finding.code) for symptom in outcome.errors if symptom.kind in group
+        )
         if found:
             return found
     return outcome.signature
@@ -295,7 +309,7 @@ def _no_harvested_constants() -> Iterator[None]:
     if harvest is None:
         yield
         return
-    empty = providers.Constants()
+    empty: Any = type(providers.GLOBAL_CONSTANTS)()
     providers._get_local_constants = lambda: empty
     try:
         yield

@@ -57,11 +57,19 @@ def write(
     """Write a repro file into ``folder`` (made if need be), named after the target and the leading code."""
     codes = tuple(dict.fromkeys(finding.code for finding in findings))
     repro = Repro(target, backend, plan, codes, message=findings[0].message if findings else "", tokens=tokens)
-    stem = re.sub(r"[^A-Za-z0-9.]+", "-", target).strip("-.") or "component"
-    path = folder / f"{stem}-{codes[0] if codes else 'plan'}.json"
+    path = folder / f"{_stem(target)}-{codes[0] if codes else 'plan'}.json"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(repro.to_json(), indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def kept(folder: Path, target: str) -> list[Path]:
+    """The repro files of a target in ``folder``, in the order of their names."""
+    return sorted(folder.glob(f"{_stem(target)}-GC*.json"))
+
+
+def _stem(target: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", target).strip("-.") or "component"
 
 
 def load(path: Path | str) -> Repro:

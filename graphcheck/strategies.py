@@ -17,7 +17,9 @@ def case(**fields: SearchStrategy[Any]) -> SearchStrategy[Case]:
     """Cases whose named fields are drawn from the given strategies (ours, or any Hypothesis strategy of JSON values)."""
     for name, strategy in fields.items():
         if not isinstance(strategy, SearchStrategy):
-            raise UsageError(f"case({name}={strategy!r}): expected a strategy; use hypothesis.strategies.just for a constant")
+            raise UsageError(
+                f"case({name}={strategy!r}): expected a strategy; use hypothesis.strategies.just for a constant"
+            )
     return st.builds(Case, **fields)
 
 
@@ -83,9 +85,7 @@ def contents(kinds: tuple[str, ...] = ("normal", "ramp", "extremes")) -> SearchS
     return st.builds(Contents, st.sampled_from(kinds), st.integers(0, 2**16 - 1))
 
 
-def page_tables(
-    rows: int, width: int, pages: int, kinds: tuple[str, ...] = TABLE_KINDS
-) -> SearchStrategy[PageTable]:
+def page_tables(rows: int, width: int, pages: int, kinds: tuple[str, ...] = TABLE_KINDS) -> SearchStrategy[PageTable]:
     """Page tables [rows, width] by class and seed: identity, reversed, permuted, shared prefix."""
     unknown = [kind for kind in kinds if kind not in TABLE_KINDS]
     if unknown or not kinds:

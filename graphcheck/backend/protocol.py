@@ -68,7 +68,9 @@ class External:
 class Recording(Protocol):
     """One captured graph."""
 
-    outputs: Mapping[str, torch.Tensor]
+    @property
+    def outputs(self) -> Mapping[str, torch.Tensor]:
+        """What the region returned, by name."""
 
     def replay(self) -> None:
         """Run the graph once on the current stream.

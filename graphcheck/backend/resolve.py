@@ -21,7 +21,9 @@ def resolve(name: str = "auto") -> Backend:
         raise UsageError(f"no backend {name!r}; choose one of {', '.join(BACKENDS)}")
     if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
         if not torch.cuda.is_available():
-            raise EnvironmentUnable("--backend cuda needs an NVIDIA GPU and a CUDA build of torch; use --backend emulator")
+            raise EnvironmentUnable(
+                "--backend cuda needs an NVIDIA GPU and a CUDA build of torch; use --backend emulator"
+            )
         from graphcheck.backend.cuda import CudaBackend
 
         return CudaBackend()

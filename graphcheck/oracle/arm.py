@@ -104,7 +104,9 @@ class Arm:
     def written(self, case: Case) -> Mapping[str, Any]:
         regions = self.call("written", self.component.written, self.buffers, case)
         if not isinstance(regions, Mapping):
-            raise ContractError(f"{self.component.title}.written returned {_kind(regions)}; return a mapping of regions")
+            raise ContractError(
+                f"{self.component.title}.written returned {_kind(regions)}; return a mapping of regions"
+            )
         return regions
 
     def names(self) -> dict[str, torch.Tensor]:
@@ -165,7 +167,7 @@ def poison_all(tensors: Iterable[torch.Tensor]) -> None:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """The address of the tensor's allocation."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
 
 
 def _kind(value: object) -> str:

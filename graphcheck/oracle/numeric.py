@@ -34,7 +34,9 @@ def outside_tolerance(
     if not got.dtype.is_floating_point:
         wrong = expected.to(torch.int64) != got.to(torch.int64)
     else:
-        wrong = _far(expected.double(), got, tolerance if isinstance(tolerance, Tolerance) else tolerance.get(name, EXACT))
+        wrong = _far(
+            expected.double(), got, tolerance if isinstance(tolerance, Tolerance) else tolerance.get(name, EXACT)
+        )
     if mask is not None:
         wrong = wrong & mask
     if not bool(wrong.any()):

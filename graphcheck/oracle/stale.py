@@ -163,4 +163,3 @@ def damage_follows_sentinel(component: Component, plan: Plan, symptom: Symptom, 
             if bool((mask & ~damage[1][name]).any()):
                 return f"sentinel of {', '.join(changed)} replaced by 0: the damage in {name} moves"
     return None
-

@@ -8,7 +8,21 @@ from difflib import SequenceMatcher
 from graphcheck.backend.protocol import Operation
 from graphcheck.finding import Finding
 
-_EXTENTS = ("size", "dim", "start", "end", "length", "step", "stride", "repeats", "split", "grid", "shape", "width", "num")
+_EXTENTS = (
+    "size",
+    "dim",
+    "start",
+    "end",
+    "length",
+    "step",
+    "stride",
+    "repeats",
+    "split",
+    "grid",
+    "shape",
+    "width",
+    "num",
+)
 
 
 def baked(first: Sequence[Operation], second: Sequence[Operation], cases: tuple[str, str]) -> list[Finding]:

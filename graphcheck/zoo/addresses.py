@@ -64,9 +64,7 @@ class ReloadsByAssignment(WithoutReference):
         return super().allocate(device)
 
     def cases(self) -> SearchStrategy[Case]:
-        return case(
-            lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), weight=contents(("normal", "ramp"))
-        )
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), weight=contents(("normal", "ramp")))
 
     def stage(self, buffers: Buffers, case: Case) -> None:
         super().stage(buffers, case)

@@ -170,9 +170,13 @@ class ReadsUniformStride(PackedRows):
 
 ZOO = [
     Entry("GC301", "scales-by-number", ScalesByNumber, ScalesByTensor, "a Python scale becomes a launch parameter"),
-    Entry("GC302", "slices-to-longest", SlicesToLongest, SumsToCapacity, "the width is the capture batch's longest row"),
+    Entry(
+        "GC302", "slices-to-longest", SlicesToLongest, SumsToCapacity, "the width is the capture batch's longest row"
+    ),
     Entry("GC303", "branches-on-flag", BranchesOnFlag, ChoosesByTensor, "a host flag selects the recorded kernels"),
     Entry("GC303", "branches-outside-key", BranchesOnFlag, KeysByFlag, "the same branch, cured by the graph key"),
     Entry("GC305", "plans-once", PlansOnce, PackedRows, "the host plan is not refreshed before a replay"),
-    Entry("GC312", "reads-uniform-stride", ReadsUniformStride, PackedRows, "staging packs rows, the region reads a stride"),
+    Entry(
+        "GC312", "reads-uniform-stride", ReadsUniformStride, PackedRows, "staging packs rows, the region reads a stride"
+    ),
 ]

@@ -105,4 +105,3 @@ ZOO = [
     Entry("GC604", "drifts-in-warmup", DriftsInWarmup, RestoresAfterWarmup, "warm-up advances a length"),
     Entry("GC604", "hides-counter", HidesCounter, DeclaresCounter, "warm-up advances a counter nobody declared"),
 ]
-

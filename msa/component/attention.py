@@ -160,7 +160,7 @@ class Attention(Component):
 
     def written(self, buffers: Buffers, case: Case) -> Mapping[str, Any]:
         scene = self.scene(case)
-        regions: dict[str, Any] = {name: NOTHING for name in self.mutates}
+        regions: dict[str, Any] = dict.fromkeys(self.mutates, NOTHING)
         if self.writes:
             regions.update({f"{name}_{case.variant}": scene.fresh() for name in CACHES})
         regions["scores"] = scene.visible_scores()

@@ -32,7 +32,7 @@ def test_a_plan_survives_json_and_stays_in_range(plan: Plan) -> None:
     assert len({drawn.flag for drawn in plan.captures}) == len(plan.captures)
     for drawn in (*plan.captures, *plan.replays):
         assert drawn.lens.dtype is torch.int32
-        assert 0 <= int(drawn.lens.min()) and int(drawn.lens.max()) <= 100
+        assert int(drawn.lens.min()) >= 0 and int(drawn.lens.max()) <= 100
         assert 1 <= drawn.size <= 4
         assert -2 <= drawn.step <= 3
 
@@ -86,8 +86,14 @@ def test_page_tables_are_permutations_and_shared_prefixes_are_shared() -> None:
         ({"captures": [], "warmups": 2, "replays": []}, "at least one capture"),
         ({"captures": [{}], "replays": []}, "lacks warmups"),
         ({"captures": [{"x": {"contents": "odd", "seed": 1}}], "warmups": 1, "replays": []}, "no contents of class"),
-        ({"captures": [{"x": {"lengths": [9], "low": 0, "high": 5}}], "warmups": 1, "replays": []}, "leave their range"),
-        ({"captures": [{"x": {"lengths": "many", "low": 0, "high": 5}}], "warmups": 1, "replays": []}, "invalid literal"),
+        (
+            {"captures": [{"x": {"lengths": [9], "low": 0, "high": 5}}], "warmups": 1, "replays": []},
+            "leave their range",
+        ),
+        (
+            {"captures": [{"x": {"lengths": "many", "low": 0, "high": 5}}], "warmups": 1, "replays": []},
+            "invalid literal",
+        ),
         ({"captures": [{"x": 3}], "warmups": 1, "replays": []}, "no known field"),
         ({"captures": [{}], "warmups": "two", "replays": []}, "whole number"),
         ({"captures": [{}], "warmups": -1, "replays": []}, "warm-ups"),

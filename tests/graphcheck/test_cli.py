@@ -16,7 +16,7 @@ from graphcheck.errors import UnknownTarget
 
 ROOT = Path(__file__).parents[2]
 
-BROKEN = '''
+BROKEN = """
 import torch
 from graphcheck import Buffers, Component, case, lengths
 
@@ -33,7 +33,7 @@ class Hides(Component):
         return case(lens=lengths(2))
 
 NotOne = 3
-'''
+"""
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -71,7 +71,7 @@ def broken(tmp_path: Path) -> str:
         (["fuzz", "msa.decode", "--trace", "{folder}/none.csv"], 2, "cannot read the trace"),
         (["fuzz", "graphcheck.zoo.rows:MaskedSum", "--trace", "{folder}/trace.csv"], 2, "does not take traces"),
         (["fuzz", "msa.decode", "--engine", "ray"], 3, "--engine local"),
-        (["fuzz", "msa.decode", "--devices", "0,1"], 3, "--devices all"),
+        (["fuzz", "msa.decode", "--devices", "0,1"], 3, "one device"),
         (["replay", "{folder}/repro.json"], 2, "no repro file"),
         (["replay", "{folder}/gone.json"], 2, "cannot read the repro file"),
         (["check", "msa.decode", "--capture", "{{", "--replay", "{{}}"], 2, "--capture is no JSON"),

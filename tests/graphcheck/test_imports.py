@@ -52,7 +52,9 @@ def test_every_module_of_graphcheck_has_a_layer() -> None:
     assert names - {"__init__", "__pycache__", "py"} == set(LEVEL)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "graphcheck").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "graphcheck").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_graphcheck_imports_only_from_its_own_layer_or_before(path: Path) -> None:
     own = path.relative_to(ROOT / "graphcheck").parts[0].removesuffix(".py")
     if own == "__init__":

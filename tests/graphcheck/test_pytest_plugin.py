@@ -27,7 +27,9 @@ def test_the_fixture_reports_findings_and_the_command_that_runs_them_again(pytes
     options = ("--graphcheck-backend=emulator", "--graphcheck-examples=7", "--graphcheck-report=found")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["graphcheck: backend emulator, 7 examples", "*GC302 error*", "again: graphcheck replay *"])
+    result.stdout.fnmatch_lines(
+        ["graphcheck: backend emulator, 7 examples", "*GC302 error*", "again: graphcheck replay *"]
+    )
     reports = sorted((pytester.path / "found").glob("*planted*.json"))
     assert json.loads(reports[0].read_text())["verdict"] == "fail"
 

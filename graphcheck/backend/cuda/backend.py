@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ class CudaBackend:
     def pool(self) -> object:
         return torch.cuda.graph_pool_handle()
 
-    def record(self, region: Callable[[], Mapping[str, torch.Tensor]], pool: object) -> Recording:
+    def record(self, region: Callable[[], Mapping[str, torch.Tensor]], pool: Any) -> Recording:
         log = Log()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         history = History()

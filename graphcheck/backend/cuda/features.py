@@ -36,9 +36,7 @@ def features() -> Features:
         EnvironmentUnable: there is no GPU, or torch is too old to keep captured graphs.
     """
     if not torch.cuda.is_available():
-        raise EnvironmentUnable(
-            "--backend cuda needs an NVIDIA GPU and a CUDA build of torch; use --backend emulator"
-        )
+        raise EnvironmentUnable("--backend cuda needs an NVIDIA GPU and a CUDA build of torch; use --backend emulator")
     keep_graph = hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph")
     if not keep_graph:
         raise EnvironmentUnable(f"--backend cuda needs torch 2.9 or later, found {torch.__version__}; upgrade torch")

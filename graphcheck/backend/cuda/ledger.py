@@ -58,7 +58,9 @@ class Ledger:
         found: list[Finding] = []
         for address, touched in self._touched.items():
             held = self._names.get(address, {})
-            moved = {name: before for name, before in held.items() if name in names and _address(names[name]) != address}
+            moved = {
+                name: before for name, before in held.items() if name in names and _address(names[name]) != address
+            }
             if held and len(moved) < len(held) and not touched.storage.expired():
                 continue
             if moved:

@@ -98,5 +98,5 @@ class _PoisonFactories(TorchDispatchMode):
 @contextmanager
 def poisoned_factories() -> Iterator[None]:
     """Inside, uninitialised device memory holds poison."""
-    with _PoisonFactories():
+    with _PoisonFactories():  # type: ignore[no-untyped-call]
         yield

@@ -55,7 +55,7 @@ class OperatorLog(TorchDispatchMode):
     """Logs every operator that touches device memory; executes it unchanged."""
 
     def __init__(self, log: Log, capturing: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.log = log
         self.capturing = capturing
 

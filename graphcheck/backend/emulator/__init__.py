@@ -20,6 +20,7 @@ from graphcheck.backend.emulator.memory import HEAP, Pool
 from graphcheck.backend.emulator.recording import EmulatedRecording, abandon
 from graphcheck.backend.emulator.streams import CAPTURING, StreamContext
 from graphcheck.backend.emulator.tensor import CUDA, DeviceTensor, of_block
+from graphcheck.backend.protocol import Recording
 from graphcheck.errors import UsageError
 from graphcheck.finding import Finding
 
@@ -64,8 +65,10 @@ class EmulatorBackend:
                 raise
             return graphs.end(capture, outputs)
 
-    def first_difference(self, recording: EmulatedRecording, region: Callable[[], object]) -> str | None:
+    def first_difference(self, recording: Recording, region: Callable[[], object]) -> str | None:
         """The first recorded operation whose result differs from that of the region run eagerly, in words."""
+        if not isinstance(recording, EmulatedRecording):
+            raise UsageError("first_difference: the recording must come from this backend's record()")
         return first_difference(recording, region)
 
     def written(self, region: Callable[[], object]) -> Sequence[torch.Tensor]:

@@ -28,7 +28,7 @@ def rule_of(func: Any) -> Rule:
     return rule
 
 
-class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchMode(TorchDispatchMode):
     """Runs operators on raw tensors, or records them."""
 
     @classmethod
