@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 PACKAGES = ("torch", "numpy", "hypothesis", "triton", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "pytest")
+EXTRAS = {"cuda": ("cuda-bindings", "cupy-cuda13x", "triton"), "ray": ("ray",)}
 _CHECKS = {
     "emulator": (
         "lockstep",
@@ -26,13 +27,21 @@ _CHECKS = {
 
 def versions() -> dict[str, str]:
     """Versions of the packages that matter, by distribution name; absent ones are left out."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {name: version(name) for name in PACKAGES if _is_installed(name)}
+
+
+def lacking() -> dict[str, list[str]]:
+    """By name of an extra: the distributions of it that are not installed; complete extras are left out."""
+    lacks = {extra: [name for name in names if not _is_installed(name)] for extra, names in EXTRAS.items()}
+    return {extra: names for extra, names in lacks.items() if names}
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def active_checks(backend: str) -> list[str]:

@@ -7,7 +7,7 @@ import importlib.util
 import click
 
 from graphcheck.cli.present import console
-from graphcheck.environment import active_checks, name_clash, python_is_supported, versions
+from graphcheck.environment import active_checks, lacking, name_clash, python_is_supported, versions
 
 
 @click.command("list")
@@ -32,6 +32,8 @@ def doctor() -> int:
         out.print("python: older than 3.10, which graphcheck does not support")
     clash = name_clash()
     out.print(f"name clash: {clash}" if clash else "name clash: none")
+    for extra, names in lacking().items():
+        out.print(f"extra {extra}: lacks {', '.join(names)}; pip install 'torch-graphcheck[{extra}]'")
     if importlib.util.find_spec("torch") is None:
         out.print("torch: not installed; only explain works. Install torch 2.9 or later")
         return 3
@@ -41,7 +43,7 @@ def doctor() -> int:
     if torch.cuda.is_available():
         out.print(f"cuda: {torch.cuda.get_device_name()}: {', '.join(active_checks('cuda'))}")
         if "cuda-bindings" not in found:
-            out.print("cuda: no graph inspection; pip install 'torch-graphcheck[cuda]'")
+            out.print("cuda: no graph inspection without cuda-bindings")
     else:
         out.print(f"cuda: not live here (torch {torch.__version__} sees no GPU); --backend cuda exits 3")
     return 0

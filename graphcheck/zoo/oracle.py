@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from hypothesis.strategies import SearchStrategy
 
+from graphcheck.cases import Case
 from graphcheck.component import Buffers
+from graphcheck.strategies import case, contents, lengths
 from graphcheck.zoo import Entry
-from graphcheck.zoo.rows import ROWS, MaskedSum, WithoutReference
+from graphcheck.zoo.rows import ROWS, WIDTH, MaskedSum, WithoutReference
 
 
 class AccumulatesUninitialised(WithoutReference):
     """Adds into memory of the graph's pool that it never clears: each replay goes on from the last."""
+
+    inert = {"x": "only the lengths are summed"}
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)))
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         total = torch.empty(ROWS, dtype=torch.int64, device=buffers.x.device)
@@ -20,13 +28,11 @@ class AccumulatesUninitialised(WithoutReference):
         return {"total": total + 1}
 
 
-class AccumulatesFromZero(WithoutReference):
+class AccumulatesFromZero(AccumulatesUninitialised):
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         total = torch.zeros(ROWS, dtype=torch.int64, device=buffers.x.device)
         total.add_(buffers.lens)
         return {"total": total + 1}
-
-    inert = {"x": "only the lengths are summed"}
 
 
 class OffByOne(MaskedSum):

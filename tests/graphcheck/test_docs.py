@@ -1,0 +1,37 @@
+"""The documentation: its examples run and pass, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from graphcheck.fuzzer import fuzz
+from graphcheck.registry import resolve
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize(("page", "name"), [("README.md", "RaggedMean"), ("docs/component.md", "AppendAndSum")])
+def test_the_component_of_a_page_passes(page: str, name: str, tmp_path: Path) -> None:
+    """Expected: the block as it stands is a file that fuzz takes; no error and no warning."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    (source,) = [block for block in blocks if f"class {name}(" in block]
+    path = tmp_path / "my_file.py"
+    path.write_text(source)
+    (target,) = fuzz(resolve(f"{path}:{name}"), backend="emulator", examples=30, seed=1).targets
+    assert [
+        f"{finding.code}: {finding.message}" for finding in target.findings if finding.severity.value != "note"
+    ] == []
+    assert target.verdict.value == "pass"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_named_files_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert (page.parent / link).exists(), link
+    for named in re.findall(r"`((?:graphcheck|msa|docs|tests)/[\w/.]+)`", text):
+        assert (ROOT / named).exists(), named
