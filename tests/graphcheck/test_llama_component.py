@@ -43,7 +43,7 @@ class LlamaDecode(Component):
         layer = self.cache.layers[0]
         held = {name: tensor for name, tensor in vars(layer).items() if isinstance(tensor, torch.Tensor)}
         self.counter_name = next(name for name, tensor in held.items() if tensor.numel() == 1)
-        declared = {name: held[self.counter_name] for name in self.counter}
+        declared = dict.fromkeys(self.counter, held[self.counter_name])
         return Buffers(
             keys=layer.keys,
             values=layer.values,
