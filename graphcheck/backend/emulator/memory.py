@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from graphcheck.finding import Location
+from graphcheck.poison import PATTERN as POISON
 
 ALIGNMENT = 512
-POISON = 0x7FFA  # NaN as fp16, bf16, fp32 and fp64; large and positive as a wider integer
 GUARD = 0x5CA7
 _FIRST_ADDRESS = 0x7F0000000000
 
