@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,19 +232,31 @@ class _Search:
 
     def _explain(self, plan: Plan, outcome: Outcome, out: Path | None) -> None:
         started = time.perf_counter()
-        shrinker = Shrinker(lambda candidate: self._fails_alike(candidate, outcome))
-        plan = shrinker.shrink(plan)
-        self.entry.counts.shrinks = shrinker.attempts
+        plan = self._shrunk(plan, outcome)
         notes = self.entry.findings
         self.entry.seconds["shrink"] = time.perf_counter() - started
         conclude(self.entry, self.component, plan, self.runner, self.runner.run(plan, Options()), out)
         self.entry.findings = ranked(merge_notes(self.entry.findings, notes))
         self.entry.seconds["attribution"] = time.perf_counter() - started - self.entry.seconds["shrink"]
 
-    def _fails_alike(self, plan: Plan, original: Outcome) -> bool:
-        """Whether a plan shows one of the errors that the original showed, exercising only the rungs this takes."""
+    def _shrunk(self, plan: Plan, outcome: Outcome) -> Plan:
+        """The local minimum; shrunk again where the small plan shows stronger evidence than what it was shrunk by."""
+        wanted: frozenset[tuple[str, str]] = frozenset()
+        for _ in _STRENGTH:
+            if _leading_signature(outcome) == wanted:
+                break
+            wanted = _leading_signature(outcome)
+            shrinker = Shrinker(partial(self._fails_alike, wanted=wanted))
+            plan = shrinker.shrink(plan)
+            self.entry.counts.shrinks += shrinker.attempts
+            outcome = self.runner.run(plan, Options(immediate=True))
+            if not outcome.failed:
+                break
+        return plan
+
+    def _fails_alike(self, plan: Plan, wanted: frozenset[tuple[str, str]]) -> bool:
+        """Whether a plan shows one of the wanted errors, exercising only the rungs this takes."""
         self._report("shrink")
-        wanted = _leading_signature(original)
         kinds = {kind for kind, _ in wanted}
         needed = frozenset(rung for kind, rung in _NEEDED_RUNG.items() if kind.value in kinds) | {"eager"}
         again = self.runner.run(plan, Options(immediate=True, rungs=needed))

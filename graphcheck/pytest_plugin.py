@@ -114,8 +114,12 @@ def _target(component: Any) -> tuple[str, bool]:
         source, plain = None, False
     if source is None or "<locals>" in kind.__qualname__ or not plain:
         return kind.__name__, False
-    packaged = Path(source).with_name("__init__.py").exists()
-    return f"{kind.__module__ if packaged else source}:{kind.__qualname__}", True
+    path = Path(source)
+    if path.with_name("__init__.py").exists():
+        return f"{kind.__module__}:{kind.__qualname__}", True
+    # Short where it can be: the name of the repro file is made from it.
+    here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{here}:{kind.__qualname__}", True
 
 
 def _setting(config: pytest.Config, name: str) -> str:

@@ -15,6 +15,7 @@ from graphcheck.fuzzer import Progress, fuzz
 from graphcheck.plan import Plan
 from graphcheck.repro import load, replay
 from graphcheck.zoo.frozen import SlicesToLongest
+from graphcheck.zoo.oracle import AccumulatesUninitialised
 from graphcheck.zoo.rows import MaskedSum
 
 
@@ -101,3 +102,19 @@ class Raises(MaskedSum):
 def test_a_component_that_raises_is_named_with_its_line() -> None:
     with pytest.raises(ComponentRaised, match=r"Raises.run raised ZeroDivisionError: by hand at .*test_fuzzer.py"):
         fuzz(Raises, backend="emulator", examples=3)
+
+
+class DriftsFromTheSecondReplay(AccumulatesUninitialised):
+    """Its first failing plan differs from eager at the second replay; the first replay alone is not deterministic."""
+
+    def cases(self) -> Any:
+        return MaskedSum().cases()
+
+
+def test_a_plan_is_shrunk_by_the_strongest_evidence_that_its_small_form_shows() -> None:
+    """Expected: one replay with one length of 1, called not deterministic."""
+    target = fuzz(DriftsFromTheSecondReplay, backend="emulator", examples=30, seed=1).targets[0]
+    assert target.findings[0].code == "GC960"
+    assert target.plan is not None
+    (case,) = Plan.from_json(target.plan).replays
+    assert sorted(case.fields["lens"].values) == [0, 0, 0, 1]

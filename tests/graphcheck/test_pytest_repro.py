@@ -61,7 +61,7 @@ def test_a_component_of_a_test_file_can_be_run_again_from_its_repro_file(pyteste
         file for file in Path("found").glob("*.json") if "captures" in json.loads(file.read_text()).get("plan", {})
     ]
     targets = {json.loads(file.read_text())["target"]: file for file in files}
-    again = pytester.run(sys.executable, "-m", "graphcheck", "replay", str(targets[f"{path}:Own"]))
+    again = pytester.run(sys.executable, "-m", "graphcheck", "replay", str(targets[f"{path.name}:Own"]))
     assert again.ret == 1
 
 
