@@ -284,9 +284,11 @@ class Step:
             scratch = self.captured.buffers[other]
             if storage_key(scratch) != storage_key(buffer) or scratch.element_size() != buffer.element_size():
                 continue
+            offset = scratch.storage_offset() - buffer.storage_offset()
+            if offset < 0 or offset + _extent(scratch) > _extent(buffer):
+                continue
             if kept is None:
                 kept = torch.ones_like(buffer, dtype=torch.bool, memory_format=torch.preserve_format)
-            offset = scratch.storage_offset() - buffer.storage_offset()
             kept.as_strided(scratch.shape, scratch.stride(), offset).fill_(False)
         return kept
 
@@ -332,6 +334,13 @@ class Step:
             advice="check the indices and addresses that the failing operation reads",
             evidence=(f"at {self.case}",),
         )
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Elements from the tensor's first to its last one in memory."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:

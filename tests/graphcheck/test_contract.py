@@ -134,3 +134,28 @@ def test_a_field_without_influence_is_a_warning_unless_it_is_declared_inert() ->
     assert "'mood'" in deaf.findings[0].message
     knowing = fuzz(KnowinglyDeaf, backend="emulator", examples=10, seed=1).targets[0]
     assert [finding for finding in knowing.findings if finding.severity.value == "warning"] == []
+
+
+class Siblings(MaskedSum):
+    """State and scratch that lie beside each other in one allocation."""
+
+    mutates = ("total",)
+    scratch = ("spare",)
+
+    def allocate(self, device: torch.device) -> Buffers:
+        whole = torch.zeros(8, device=device)
+        return Buffers(**dict(super().allocate(device).items()), total=whole[:4], spare=whole[4:])
+
+    def run(self, buffers: Buffers) -> Any:
+        buffers.total.add_(1)
+        buffers.spare.fill_(2)
+        return super().run(buffers)
+
+    def written(self, buffers: Buffers, case: Any) -> Any:
+        return {"total": slice(0, 4)}
+
+
+def test_scratch_may_lie_beside_state_in_one_allocation() -> None:
+    target = fuzz(Siblings, backend="emulator", examples=5, seed=1).targets[0]
+    assert target.errors == []
+    assert target.verdict is Verdict.PASS
