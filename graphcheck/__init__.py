@@ -20,6 +20,7 @@ _HOMES = {
     "GraphcheckError": "graphcheck.errors",
     "PageTable": "graphcheck.cases",
     "Plan": "graphcheck.plan",
+    "Recorded": "graphcheck.component",
     "Report": "graphcheck.report",
     "Severity": "graphcheck.finding",
     "Tolerance": "graphcheck.component",
@@ -41,7 +42,7 @@ __all__ = ["__version__", *sorted(_HOMES)]
 if TYPE_CHECKING:
     from graphcheck.cases import Case, Contents, PageTable
     from graphcheck.checker import check
-    from graphcheck.component import Buffers, Component, Tolerance
+    from graphcheck.component import Buffers, Component, Recorded, Tolerance
     from graphcheck.contract import capture_safe, refuse_while_capturing
     from graphcheck.errors import CaseRefused, GraphcheckError
     from graphcheck.finding import Finding, Severity, Verdict

@@ -16,7 +16,7 @@ from graphcheck.component import Component
 from graphcheck.errors import UsageError
 from graphcheck.fuzzer import fuzz
 from graphcheck.oracle.arm import Arm
-from graphcheck.strategies import plans
+from graphcheck.strategies import sample
 
 
 class _PlainCpu:
@@ -45,7 +45,7 @@ def bench(component: Component, *, backend: str = "auto", repeats: int = 30, exa
         tensors, and ``replay_over_cpu``; ``verified_replays_per_second`` of a fuzz run.
     """
     machine = resolve(backend)
-    case = _case(component)
+    case = sample(component)
     times: dict[str, Any] = {"component": component.title, "backend": machine.name, "case": repr(case)}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -61,24 +61,6 @@ def bench(component: Component, *, backend: str = "auto", repeats: int = 30, exa
     counts = fuzz(component, backend=backend, examples=examples, seed=1).targets[0].counts
     times["verified_replays_per_second"] = counts.replays / (time.perf_counter() - started)
     return times
-
-
-def _case(component: Component) -> Case:
-    """A case of some size: the last replay of a few drawn plans."""
-    from hypothesis import HealthCheck, Phase, given, seed, settings
-
-    found: list[Case] = []
-
-    @seed(1)
-    @settings(
-        max_examples=8, database=None, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
-    )
-    @given(plans(component.cases(), component.key, component.warmup))
-    def draw(plan: Any) -> None:
-        found.append(plan.replays[-1])
-
-    draw()
-    return found[-1]
 
 
 def _on_backend(component: Component, machine: Backend, case: Case, repeats: int) -> dict[str, float]:

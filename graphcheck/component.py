@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -67,6 +67,22 @@ class Tolerance:
 EXACT = Tolerance()
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """A graph that a component captured with a library of its own (CuPy's stream capture, cuda.core's graph builder).
+
+    Args:
+        launch: runs the graph once on torch's current stream.
+        outputs: what the region writes, by name.
+        graph: the ``cudaGraph_t`` as a number, if it stays alive as long as ``launch``: then nodes, arguments and
+            addresses are watched as well. 0 if there is none.
+    """
+
+    launch: Callable[[], object]
+    outputs: Mapping[str, torch.Tensor]
+    graph: int = 0
+
+
 class Component:
     """Something that is captured. Subclass it and give at least `allocate`, `cases`, `stage` and `run`.
 
@@ -109,6 +125,13 @@ class Component:
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         """The captured region. Returns the declared outputs by name."""
         raise NotImplementedError
+
+    def record(self, buffers: Buffers) -> Recorded | None:
+        """For code that makes its own graph: capture `run` with that library and hand over what replays it.
+
+        None, the default, lets the harness capture `run`. Warm-up and the eager arm call `run` in either case.
+        """
+        return None
 
     def around_warmup(self, buffers: Buffers) -> AbstractContextManager[None]:
         """Entered around each warm-up run: where an engine's save and restore lives."""
@@ -167,6 +190,7 @@ METHODS = (
     "cases",
     "stage",
     "run",
+    "record",
     "around_warmup",
     "eager",
     "observe",

@@ -150,7 +150,8 @@ def exception_location(error: BaseException) -> Location | None:
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
 _STDLIB = os.path.dirname(os.path.abspath(os.__file__))
-_MACHINERY = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "hypothesis", "click", "_pytest", "pluggy"))
+_LIBRARIES = ("torch", "triton", "cupy", "cupy_backends", "cuda", "hypothesis", "click", "_pytest", "pluggy")
+_MACHINERY = tuple(f"{os.sep}{name}{os.sep}" for name in _LIBRARIES)
 
 
 def is_machinery(filename: str) -> bool:

@@ -1,10 +1,11 @@
-"""Strategies: how cases and plans are drawn. Built on Hypothesis; only this module and `fuzzer` import it."""
+"""Strategies: how cases and plans are drawn. Built on Hypothesis."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -117,3 +118,25 @@ def plans(
         return Plan(captures=tuple(captures), replays=tuple(replays), warmups=warmups).through_json()
 
     return draw_plan()
+
+
+def sample(component: Any, wanted: Callable[[Case], bool] = lambda case: True) -> Case:
+    """A case of some size: the last replay among a few drawn plans that is ``wanted``.
+
+    Raises:
+        UsageError: none of them is.
+    """
+    found: list[Case] = []
+
+    @seed(1)
+    @settings(
+        max_examples=40, database=None, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
+    )
+    @given(plans(component.cases(), component.key, component.warmup))
+    def draw(plan: Plan) -> None:
+        found.extend(case for case in plan.replays[-1:] if wanted(case))
+
+    draw()
+    if not found:
+        raise UsageError(f"{component.title}: none of the drawn cases is wanted; give one with --case")
+    return found[min(7, len(found) - 1)]

@@ -1,7 +1,7 @@
 """The tile: 16 zero-padded fp32 query rows against one page, the only matrix product that msa makes.
 
-A product of this fixed shape gives a row the same bits whatever the number of tiles in the call, the other rows of the
-tile and the width of the table. Driver and eager API share these functions, so they share the bits.
+A product of this fixed shape gives a row the same bits whatever the number of tiles, the other rows of the tile and the
+width of the table. Driver and eager API share these functions, so they share the bits.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from __future__ import annotations
 import torch
 
 from msa.geometry import TILE_ROWS
+
+# cuBLAS chooses a kernel, and with it the order of a sum, by the number of matrices in a batched product (one ulp
+# between 64 and 512 on an H200). So every call multiplies this many, the last one padded with zeros.
+TILES_PER_CALL = 32
 
 
 def query_tiles(rows: torch.Tensor) -> torch.Tensor:
@@ -32,7 +36,38 @@ def page_heads(cache: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 def dots(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Dot products fp32 [N, 16, P] of query tiles [N, 16, D] and page tiles [N, P, D], fp32."""
-    return torch.bmm(queries, keys.transpose(1, 2))
+    return _products(queries, keys, transposed=True)
+
+
+def weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Weighted sums of values fp32 [N, 16, D] of weights [N, 16, P] and page tiles [N, P, D], fp32."""
+    return _products(weights, values, transposed=False)
+
+
+def _products(rows: torch.Tensor, pages: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """Products of tiles and pages (transposed or not), in calls of one fixed shape."""
+    count = rows.shape[0]
+    whole = count - count % TILES_PER_CALL
+    products = rows.new_empty(count, TILE_ROWS, pages.shape[1 if transposed else 2])
+    for first in range(0, whole, TILES_PER_CALL):
+        right = pages.narrow(0, first, TILES_PER_CALL)
+        torch.bmm(
+            rows.narrow(0, first, TILES_PER_CALL),
+            right.transpose(1, 2) if transposed else right,
+            out=products.narrow(0, first, TILES_PER_CALL),
+        )
+    if whole < count:
+        right = _padded(pages.narrow(0, whole, count - whole))
+        last = torch.bmm(_padded(rows.narrow(0, whole, count - whole)), right.transpose(1, 2) if transposed else right)
+        products.narrow(0, whole, count - whole).copy_(last.narrow(0, 0, count - whole))
+    return products
+
+
+def _padded(tiles: torch.Tensor) -> torch.Tensor:
+    """At most `TILES_PER_CALL` tiles, filled up with zeros to that number."""
+    full = tiles.new_zeros((TILES_PER_CALL, *tiles.shape[1:]))
+    full.narrow(0, 0, tiles.shape[0]).copy_(tiles)
+    return full
 
 
 def weigh(logits: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from graphcheck.component import Recorded
 from graphcheck.finding import Finding, Location
 
 
@@ -131,6 +132,14 @@ class Backend(Protocol):
 
         Raises:
             CaptureRefused: CUDA refuses something the region does; carries the code and the user's line.
+        """
+
+    def adopt(self, record: Callable[[], Recorded]) -> Recording:
+        """Take over a graph that ``record`` captures with a library of its own.
+
+        Raises:
+            EnvironmentUnable: this backend cannot see what that library does.
+            CaptureRefused: as for `record`.
         """
 
     def first_difference(self, recording: Recording, region: Callable[[], object]) -> str | None:

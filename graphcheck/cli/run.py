@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphcheck.cli import destination
+from graphcheck.cli.case import read_case
 from graphcheck.cli.live import Live
 from graphcheck.cli.present import show_header, show_target
-from graphcheck.errors import EnvironmentUnable, MalformedFile, UsageError
+from graphcheck.errors import EnvironmentUnable, UsageError
 
 if TYPE_CHECKING:
     from graphcheck.report import Report
@@ -153,28 +153,14 @@ def check(
 
     component = resolve(target)
     plan = Plan(
-        captures=tuple(_case("--capture", text) for text in captures),
-        replays=tuple(_case("--replay", text) for text in replays),
+        captures=tuple(read_case("--capture", text) for text in captures),
+        replays=tuple(read_case("--replay", text) for text in replays),
         warmups=component.warmup if warmups is None else warmups,
     )
     report = run(component, plan, backend=backend, target=target, out=out)
     show_header(report.environment)
     show_target(report.targets[0])
     return _finish(report, json_file)
-
-
-def _case(option: str, text: str) -> Any:
-    from graphcheck.cases import Case
-
-    try:
-        source = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
-        return Case.from_json(json.loads(source))
-    except OSError as error:
-        raise UsageError(f"{option} {text}: {error.strerror}; give a file that holds one case") from error
-    except ValueError as error:
-        raise UsageError(f"{option} is no JSON ({error}); give one case, or @FILE") from error
-    except MalformedFile as error:
-        raise UsageError(f"{option}: {error}") from error
 
 
 @click.command()

@@ -29,6 +29,19 @@ def read_nodes(graph: int) -> list[Node]:
     return [_node(driver, index, node, tuple(sorted(after.get(index, ())))) for index, node in enumerate(handles)]
 
 
+def allocation(address: int) -> tuple[int, int] | None:
+    """Start and size of the device allocation that holds ``address``, as the driver knows it; None if there is none."""
+    driver = _driver()
+    pointer = driver.CUdeviceptr(address)
+    attributes = driver.CUpointer_attribute
+    status, kind = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer)
+    if int(status) != 0 or int(kind) != int(driver.CUmemorytype.CU_MEMORYTYPE_DEVICE):
+        return None
+    status, start = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, pointer)
+    again, size = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_RANGE_SIZE, pointer)
+    return (int(start), int(size)) if int(status) == 0 and int(again) == 0 else None
+
+
 def _driver() -> Any:
     try:
         from cuda.bindings import driver

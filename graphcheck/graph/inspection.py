@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphcheck.finding import Finding
+from graphcheck.finding import Finding, Severity
 from graphcheck.graph.nodes import KERNEL, MEM_ALLOC, MEM_FREE, MEMCPY, Node, digest
-from graphcheck.graph.segments import FOREIGN, FREED, Word
+from graphcheck.graph.segments import FOREIGN, FREED, Word, argument_words
 
 
 @dataclass
@@ -19,13 +19,14 @@ class Inspection:
     Args:
         target: the component.
         nodes: in creation order.
-        words: argument words that lie in known device memory.
-        unclassed: argument words in live device memory that no class claims.
+        words: argument words that lie in device memory, each with its class.
+        held: addresses of host buffers that somebody owns for as long as the graph lives.
     """
 
     target: str
     nodes: Sequence[Node]
     words: Sequence[Word]
+    held: frozenset[int] = frozenset()
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -36,11 +37,17 @@ class Inspection:
         """A short hash of the topology."""
         return digest(self.nodes)
 
+    @property
+    def exit_code(self) -> int:
+        """1 if a finding is an error, else 0."""
+        return int(any(finding.severity is Severity.ERROR for finding in self.findings))
+
     def counts(self) -> dict[str, int]:
         """Nodes by kind, and argument words by what they belong to."""
         kinds = Counter(node.kind for node in self.nodes)
         owners = Counter(f"words in {word.span.owner}" for word in self.words)
-        return {**dict(sorted(kinds.items())), **dict(sorted(owners.items()))}
+        no_address = len(argument_words(self.nodes)) - len(self.words)
+        return {**dict(sorted(kinds.items())), **dict(sorted(owners.items())), "words without an address": no_address}
 
     def pointers(self, node: Node) -> list[str]:
         """For each pointer argument of a node: position and what it belongs to."""
@@ -68,16 +75,27 @@ class Inspection:
         ]
 
     def _host_copies(self) -> list[Finding]:
+        """Copies that read or write host memory at every replay: an error unless a buffer of the component holds it."""
         found = []
         for node in self.nodes:
-            if node.kind == MEMCPY and node.copy is not None and node.copy.source_host:
+            if node.kind != MEMCPY or node.copy is None:
+                continue
+            ends = ((node.copy.source_host, node.copy.source), (node.copy.destination_host, node.copy.destination))
+            for is_host, address in ends:
+                if not is_host:
+                    continue
+                owned = address in self.held
                 found.append(
                     Finding(
                         code="GC407",
-                        message=f"node {node.index} copies {node.copy.nbytes} bytes from host memory at every replay",
-                        place=f"node {node.index}, 0x{node.copy.source:x}",
+                        message=f"node {node.index} copies {node.copy.nbytes} bytes "
+                        f"{'from' if address == node.copy.source else 'to'} host memory at every replay",
+                        severity=Severity.NOTE if owned else Severity.ERROR,
+                        place=f"node {node.index}, 0x{address:x}",
                         expected="a host buffer that is kept with the graph",
-                        got="an address that the graph reads whoever owns it then",
+                        got="a buffer of the component"
+                        if owned
+                        else "an address that no buffer of the component holds",
                         advice="keep the pinned buffer alive with the graph, or copy before the capture",
                     )
                 )
@@ -94,9 +112,10 @@ class Inspection:
                         code="GC402" if owner == FREED else "GC401",
                         message=f"{len(words)} kernel arguments point into {what}",
                         place=f"node {words[0].node}, argument {words[0].argument}, 0x{words[0].address:x}",
+                        severity=Severity.ERROR if owner == FREED else Severity.WARNING,
                         expected="static inputs, the graph's pool, or a library workspace",
                         got=", ".join(names[:4]),
-                        advice="keep every tensor that the region reads in Buffers",
+                        advice="keep every tensor that the region reads in Buffers or on the component",
                     )
                 )
         return found

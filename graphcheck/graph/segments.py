@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from graphcheck.graph.nodes import Node
 
-STATIC, POOL, WORKSPACE, FREED, FOREIGN, NONE = "static input", "graph pool", "workspace", "freed", "foreign", "none"
+STATIC, POOL, WORKSPACE, FREED, FOREIGN = "static input", "graph pool", "library workspace", "freed", "foreign"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class AddressMap:
         self._layers = [sorted(layer, key=lambda span: span.start) for layer in layers]
         self._starts = [[span.start for span in layer] for layer in self._layers]
 
+    def with_layer(self, spans: Sequence[Span]) -> AddressMap:
+        """The same map with one more layer, more specific than all but the first."""
+        return AddressMap([*self._layers[:1], spans, *self._layers[1:]])
+
     def find(self, address: int) -> Span | None:
         """The span that holds ``address``; None if no known memory does."""
         for layer, starts in zip(self._layers, self._starts, strict=True):
@@ -72,17 +78,47 @@ class AddressMap:
 
     def words(self, nodes: Sequence[Node]) -> list[Word]:
         """Every aligned 8-byte word of every kernel argument that lies in known device memory."""
-        return [
-            Word(node.index, argument.index, offset, value, span)
-            for node in nodes
-            for argument in node.arguments
-            for offset, value in argument.words()
-            if (span := self.find(value)) is not None
-        ]
+        places = argument_words(nodes)
+        found: dict[int, Word] = {}
+        values = np.array([value for *_, value in places], dtype=np.uint64)
+        for layer, starts in zip(self._layers, self._starts, strict=True):
+            if not layer or not len(values):
+                continue
+            before = np.searchsorted(np.array(starts, dtype=np.uint64), values, side="right").astype(np.int64) - 1
+            ends = np.array([span.end for span in layer], dtype=np.uint64)
+            for place in np.flatnonzero((before >= 0) & (values < ends[before])).tolist():
+                if place not in found:
+                    found[place] = Word(*places[place], layer[before[place]])
+        return [found[place] for place in sorted(found)]
+
+
+def argument_words(nodes: Sequence[Node]) -> list[tuple[int, int, int, int]]:
+    """Node, argument, byte offset and value of every aligned 8-byte word of every kernel argument."""
+    return [
+        (node.index, argument.index, offset, value)
+        for node in nodes
+        for argument in node.arguments
+        for offset, value in argument.words()
+    ]
+
+
+def active_blocks(snapshot: Mapping[str, Any]) -> dict[int, int]:
+    """Address and size of every block in use, of an allocator snapshot."""
+    found: dict[int, int] = {}
+    for segment in snapshot["segments"]:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            start = block.get("address", address)
+            if block["state"] == "active_allocated":
+                found[start] = block["size"]
+            address = start + block["size"]
+    return found
 
 
 def allocator_spans(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[list[Span]]:
     """Spans of an allocator snapshot: blocks in use outside the pool, the pool's segments, and free blocks elsewhere.
+
+    A block in use outside the pool is foreign until a more specific layer names it.
 
     Args:
         snapshot: what ``torch.cuda.memory_snapshot()`` gives, under the key ``segments``.

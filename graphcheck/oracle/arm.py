@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from graphcheck.backend.protocol import Backend
+from graphcheck.backend.protocol import Backend, Recording
 from graphcheck.cases import Case
-from graphcheck.component import Buffers, Component
+from graphcheck.component import Buffers, Component, Recorded
 from graphcheck.errors import CaptureRefused, CaseRefused, ComponentRaised, ContractError, GraphcheckError, ReplayFailed
 from graphcheck.finding import exception_location
 from graphcheck.poison import poison
@@ -83,6 +83,18 @@ class Arm:
 
     def run(self) -> dict[str, torch.Tensor]:
         return self.outputs("run", self.component.run, self.buffers)
+
+    def record(self, pool: object) -> Recording:
+        """Capture the region, with the component's own library where it has one."""
+        if type(self.component).record is Component.record:
+            return self.backend.record(self.run, pool)
+        return self.backend.adopt(self._record)
+
+    def _record(self) -> Recorded:
+        recorded = self.call("record", self.component.record, self.buffers)
+        if not isinstance(recorded, Recorded):
+            raise ContractError(f"{self.component.title}.record returned {_kind(recorded)}; return graphcheck.Recorded")
+        return recorded
 
     def eager(self, case: Case) -> dict[str, torch.Tensor]:
         return self.outputs("eager", self.component.eager, self.buffers, case)

@@ -30,7 +30,7 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) 
     The state that ``mutates`` declares is put back to what it was before staging, except for what ``restores``
     promises: that is compared after every warm-up run and after the capture.
     """
-    component, backend = arm.component, arm.backend
+    component = arm.component
     initial = snapshot({name: arm.buffers[name] for name in component.mutates})
     rng = arm.rng
     outcome.counts.cases += 1
@@ -49,7 +49,7 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) 
         put_back(dict(arm.buffers.items()), staged, own)
     _note_drift(arm, hidden, outcome)
     try:
-        recording = arm.with_rng(lambda: backend.record(arm.run, pool))
+        recording = arm.with_rng(lambda: arm.record(pool))
     except CaptureRefused as refused:
         outcome.symptoms.append(Symptom(Kind.REFUSAL, refusal_finding(refused, case)))
         return None

@@ -176,7 +176,8 @@ class Step:
         if self.component.scratch:
             watched = {name: tensor for name, tensor in watched.items() if name not in self.component.scratch}
         for name, tensor in watched.items():
-            self.comparator.check(name, once[name], tensor, None, self._on(Kind.DETERMINISM, name))
+            kept = self._kept(name) if name in self.component.mutates else None
+            self.comparator.check(name, once[name], tensor, kept, self._on(Kind.DETERMINISM, name))
         self.captured.rng = rng
 
     def _compare_arms(self, outputs: Mapping[str, torch.Tensor], regions: Mapping[str, Any]) -> None:
@@ -218,8 +219,9 @@ class Step:
                 touched = views[name]
             outside = _both(None if touched is None else ~touched, self._kept(name))
             self.comparator.check(name, before[name], tensor, outside, self._on(Kind.SIDE_EFFECT, name))
-        for finding in self.captured.backend.damaged_guards():
-            self._add(Kind.SIDE_EFFECT, finding)
+        if self.options.immediate:
+            for finding in self.captured.backend.damaged_guards():
+                self._add(Kind.SIDE_EFFECT, finding)
 
     def _look_for_poison(self, regions: Mapping[str, Any]) -> None:
         self.outcome.rungs.add("vacuity")

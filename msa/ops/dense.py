@@ -7,7 +7,7 @@ import torch
 from graphcheck.contract import capture_safe
 from msa.ops.library import operator
 from msa.paging import page_index
-from msa.tile import combine, dots, page_heads, query_tiles, weigh
+from msa.tile import combine, dots, page_heads, query_tiles, weigh, weighted
 
 
 def _dense_attention(
@@ -62,7 +62,7 @@ def _attend(
     unseen = hidden.permute(1, 0, 2, 4, 3).unsqueeze(3)
     # Values are masked per row: what comes behind a row must not reach it, not even as zero times NaN.
     sums = [
-        torch.bmm(
+        weighted(
             weight.reshape(batch * width * heads, -1, page_size),
             values.masked_fill(mask, 0.0).view(batch * width * heads, page_size, dim),
         ).view(batch, width, heads, -1, dim)

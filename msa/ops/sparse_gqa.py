@@ -7,7 +7,7 @@ import torch
 from graphcheck.contract import capture_safe
 from msa.ops.library import operator
 from msa.paging import page_index
-from msa.tile import combine, dots, page_heads, query_tiles, weigh
+from msa.tile import combine, dots, page_heads, query_tiles, weigh, weighted
 
 
 def _sparse_gqa(
@@ -41,7 +41,7 @@ def _sparse_gqa(
     weights = weigh(logits.mul_(scale).masked_fill_(hidden, float("-inf")))
     unseen = hidden.view(pseudo, top_k, page_size, 1).unbind(1)
     parts = [
-        torch.bmm(weight, page_heads(v_cache, page).masked_fill_(mask, 0.0))
+        weighted(weight, page_heads(v_cache, page).masked_fill_(mask, 0.0))
         for weight, page, mask in zip(weights.unbind(1), by_page, unseen, strict=True)
     ]
     heads = combine(weights, parts).narrow(1, 0, group)

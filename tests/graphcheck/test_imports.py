@@ -21,7 +21,7 @@ LAYERS = (
     ("runner", "shrinker"),
     ("checker", "repro", "registry"),
     ("fuzzer", "trace", "worker"),
-    ("bench", "selftest"),
+    ("bench", "inspector", "selftest"),
     ("cli", "pytest_plugin", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

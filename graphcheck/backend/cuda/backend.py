@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import torch
 
+from graphcheck.backend.cuda.adopted import Adopted
 from graphcheck.backend.cuda.features import features
-from graphcheck.backend.cuda.memory import History, poisoned_factories
-from graphcheck.backend.cuda.oplog import FunctionLog, Log, OperatorLog
+from graphcheck.backend.cuda.guards import Guards
+from graphcheck.backend.cuda.memory import poisoned_factories
+from graphcheck.backend.cuda.oplog import Log, OperatorLog, bytes_of
 from graphcheck.backend.cuda.recording import CudaRecording
-from graphcheck.backend.cuda.refusal import refused
-from graphcheck.backend.protocol import Allocation, Recording
+from graphcheck.backend.cuda.refusal import is_exhausted, refused
+from graphcheck.backend.cuda.watch import Watch
+from graphcheck.backend.protocol import Recording
+from graphcheck.component import Recorded
 from graphcheck.errors import ComponentRaised, GraphcheckError
-from graphcheck.finding import Finding, user_location
+from graphcheck.finding import Finding
+from graphcheck.graph.segments import active_blocks
+
+T = TypeVar("T")
 
 
 class CudaBackend:
@@ -32,54 +38,67 @@ class CudaBackend:
         features()
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(self.device)
+        self._guards = Guards()
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Everything inside runs on the stream that captures, so that staging, replay and reads are ordered."""
+        self._guards.forget()
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield
 
-    def allocating(self) -> AbstractContextManager[None]:
-        """Inside, uninitialised device memory holds poison, as on the emulator."""
-        return poisoned_factories()
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """Inside, uninitialised device memory holds poison, and buffers come from a pool with guard bands."""
+        with self._guards.allocating(), poisoned_factories():
+            yield
 
     def pool(self) -> object:
         return torch.cuda.graph_pool_handle()
 
+    def blocks_in_use(self) -> dict[int, int]:
+        """Address and size of every block that torch's allocator has given out."""
+        return active_blocks({"segments": torch.cuda.memory_snapshot()})
+
     def record(self, region: Callable[[], Mapping[str, torch.Tensor]], pool: Any) -> Recording:
-        log = Log()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        history = History()
-        self.synchronize()
-        collections: list[Finding] = []
-        watch = _note_collections(collections)
-        # The collector must not run for reasons of ours; a collection that the region asks for is noted.
-        collecting = gc.isenabled()
-        gc.disable()
-        gc.callbacks.append(watch)
-        try:
+        watch = Watch()
+
+        def captured() -> Mapping[str, torch.Tensor]:
             graph.capture_begin(pool=pool)
             try:
-                history.start()
-                try:
-                    with FunctionLog(log), OperatorLog(log, capturing=True):
-                        outputs = dict(region())
-                finally:
-                    history.stop()
+                with watch:
+                    outputs = dict(region())
                 graph.capture_end()
-            except BaseException as error:
+            except BaseException:
                 self._abandon(graph)
-                cause = error.cause if isinstance(error, ComponentRaised) else error
-                if isinstance(cause, GraphcheckError) or not isinstance(cause, RuntimeError):
-                    raise
-                raise refused(cause, log) from cause
-        finally:
-            gc.callbacks.remove(watch)
-            if collecting:
-                gc.enable()
-        allocations = history.allocations(outputs, set(log.born))
-        found = [*_escaped(log), *_born(allocations), *collections[:1]]
-        return CudaRecording(graph, outputs, log, allocations, history.peak(), found)
+                raise
+            return outputs
+
+        outputs = self._watched(watch, captured)
+        return CudaRecording(graph, outputs, watch)
+
+    def adopt(self, record: Callable[[], Recorded]) -> Recording:
+        watch = Watch()
+
+        def captured() -> Recorded:
+            with watch:
+                return record()
+
+        recorded = self._watched(watch, captured)
+        return CudaRecording(Adopted(recorded), dict(recorded.outputs), watch)
+
+    def _watched(self, watch: Watch, captured: Callable[[], T]) -> T:
+        """Carry out a capture; what the driver refuses becomes a refusal with its code and the user's line."""
+        self.synchronize()
+        try:
+            with watch.collections():
+                return captured()
+        except BaseException as error:
+            cause = error.cause if isinstance(error, ComponentRaised) else error
+            if isinstance(cause, GraphcheckError) or not isinstance(cause, RuntimeError) or is_exhausted(cause):
+                raise
+            raise refused(cause, watch.log, watch.foreign.requests) from cause
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a failed capture so that it does not colour the next one."""
@@ -94,10 +113,13 @@ class CudaBackend:
         return None
 
     def written(self, region: Callable[[], object]) -> Sequence[torch.Tensor]:
-        return []
+        log = Log()
+        with OperatorLog(log, capturing=False):
+            region()
+        return [bytes_of(touched) for touched in log.externals.values() if touched.writes and touched.alive]
 
     def damaged_guards(self) -> Sequence[Finding]:
-        return []
+        return self._guards.damaged()
 
     def rng_state(self) -> torch.Tensor:
         return torch.cuda.get_rng_state(self.device)
@@ -107,53 +129,3 @@ class CudaBackend:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
-
-
-def _note_collections(found: list[Finding]) -> Callable[[str, dict[str, int]], None]:
-    def note(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            found.append(
-                Finding(
-                    code="GC606",
-                    message=f"the garbage collector runs inside the capture (generation {info.get('generation')})",
-                    where=user_location(),
-                    expected="no finaliser that may call the driver while a stream is capturing",
-                    got="a collection",
-                    advice="collect before the capture and keep the collector off inside",
-                )
-            )
-
-    return note
-
-
-def _escaped(log: Log) -> list[Finding]:
-    """Work that ran at once on a stream outside the capture, and is in no graph."""
-    if not log.escaped:
-        return []
-    name, where = log.escaped[0]
-    return [
-        Finding(
-            code="GC204",
-            message=f"{len(log.escaped)} operations ran on a stream that is not part of the capture, first {name}",
-            where=where,
-            expected="every launch of the region in the graph",
-            got="work that ran once, while capturing, and never again",
-            advice="let the side stream wait for the capturing stream first, and join it before the region ends",
-        )
-    ]
-
-
-def _born(allocations: list[Allocation]) -> list[Finding]:
-    """Tensors made inside the capture that are alive after it and no outputs."""
-    return [
-        Finding(
-            code="GC405",
-            message=f"a tensor of {allocation.nbytes} bytes made inside the capture outlives it and is no output",
-            where=allocation.where,
-            expected="memory that lives on from step to step allocated before capture",
-            got="memory of the graph's pool, which every replay may overwrite",
-            advice="allocate it before the capture and pass it in",
-        )
-        for allocation in allocations
-        if allocation.kind == "escaping"
-    ]

@@ -37,6 +37,17 @@ class Touched:
     reads: bool = False
     writes: bool = False
 
+    @property
+    def alive(self) -> bool:
+        """Whether somebody still owns the memory."""
+        return not self.storage.expired()
+
+
+def bytes_of(touched: Touched) -> torch.Tensor:
+    """A living allocation, whole, as uint8 on the device."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(touched.storage.cdata)
+    return torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)
+
 
 @dataclass
 class Log:
@@ -46,6 +57,7 @@ class Log:
     externals: dict[int, Touched] = field(default_factory=dict)
     born: dict[int, Location | None] = field(default_factory=dict)
     escaped: list[tuple[str, Location | None]] = field(default_factory=list)
+    pinned: list[Location | None] = field(default_factory=list)
     current: str = ""
     function: str = ""
     where: Location | None = None
@@ -73,6 +85,8 @@ class OperatorLog(TorchDispatchMode):
         result = func(*args, **kwargs)
         outputs = list(_tensors(result))
         if not on_device and not any(tensor.is_cuda for tensor in outputs):
+            if self.capturing and (kwargs.get("pin_memory") or "pin_memory" in func._schema.name):
+                log.pinned.append(log.where)
             return result
         returns_views = any(value.alias_info is not None for value in func._schema.returns)
         if returns_views and not any(writes for _, _, writes in named):

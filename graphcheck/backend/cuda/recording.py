@@ -8,14 +8,32 @@ from functools import cached_property
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from graphcheck.backend.cuda.adopted import Adopted
 from graphcheck.backend.cuda.features import features
 from graphcheck.backend.cuda.ledger import Ledger
-from graphcheck.backend.cuda.oplog import Log
+from graphcheck.backend.cuda.oplog import bytes_of
+from graphcheck.backend.cuda.watch import Watch
 from graphcheck.backend.protocol import Allocation, External, Operation
 from graphcheck.errors import EnvironmentUnable, ReplayFailed
 from graphcheck.finding import Finding
 from graphcheck.graph.nodes import KERNEL, Node
-from graphcheck.graph.segments import STATIC, AddressMap, Span, allocator_spans
+from graphcheck.graph.segments import (
+    FOREIGN,
+    POOL,
+    STATIC,
+    WORKSPACE,
+    AddressMap,
+    Span,
+    Word,
+    active_blocks,
+    allocator_spans,
+    argument_words,
+)
+
+# A graph's generator seed and offset take one smallest block each.
+_GENERATOR_BLOCK = 512
+# Device addresses lie above; smaller words are counts and flags.
+_LOWEST_ADDRESS = 1 << 32
 
 
 class CudaRecording:
@@ -24,44 +42,23 @@ class CudaRecording:
     Args:
         graph: captured, not yet instantiated.
         outputs: what the region returned.
-        log: the operators dispatched while capturing.
-        allocations: what the region asked of the allocator.
-        peak: the most pool memory alive at one time, bytes.
-        found: what the watchers saw.
+        watch: what was seen while it was captured.
     """
 
     def __init__(
-        self,
-        graph: torch.cuda.CUDAGraph,
-        outputs: Mapping[str, torch.Tensor],
-        log: Log,
-        allocations: Sequence[Allocation],
-        peak: int,
-        found: Sequence[Finding],
+        self, graph: torch.cuda.CUDAGraph | Adopted, outputs: Mapping[str, torch.Tensor], watch: Watch
     ) -> None:
         self.outputs = dict(outputs)
-        self._graph: torch.cuda.CUDAGraph | None = graph
-        self._log = log
-        self._allocations = list(allocations)
-        self._peak = peak
-        self._found = list(found)
-        self._ledger = Ledger(log.externals)
+        self._graph: torch.cuda.CUDAGraph | Adopted | None = graph
+        self._log = watch.log
+        self._allocations = watch.allocations(outputs)
+        self._peak = watch.peak()
+        self._ledger = Ledger(self._log.externals)
         self._named: dict[str, tuple[int, int]] = {}
         # Read before the first replay: instantiation keeps the graph, and argument memory belongs to it.
-        self.nodes: list[Node] = self._read()
+        self.nodes: list[Node] = _nodes(graph)
+        self._found = watch.findings(self._allocations, self.nodes)
         graph.instantiate()
-
-    def _read(self) -> list[Node]:
-        if not features().bindings:
-            return []
-        from graphcheck.graph.driver import read_nodes
-
-        if self._graph is None:
-            return []
-        try:
-            return read_nodes(int(self._graph.raw_cuda_graph()))
-        except EnvironmentUnable:
-            return []
 
     def replay(self) -> None:
         """Run the graph once on the current stream."""
@@ -89,6 +86,48 @@ class CudaRecording:
         named = [Span(start, nbytes, STATIC, name) for name, (start, nbytes) in self._named.items()]
         pool = self._graph.pool() if self._graph is not None else (0, 0)
         return AddressMap([_disjoint(named), *allocator_spans({"segments": torch.cuda.memory_snapshot()}, pool)])
+
+    def classed_words(self, before: Mapping[int, int]) -> list[Word]:
+        """Every argument word that lies in device memory, with its class; the graph cannot be replayed afterwards.
+
+        Library workspaces are what goes when torch is told to drop them. What the allocator does not know is asked of
+        the driver.
+
+        Args:
+            before: blocks that were in use before the capture; what a capture allocates outside the pool is torch's
+                own generator state.
+        """
+        from graphcheck.graph.driver import allocation
+
+        with_workspaces = _blocks()
+        foreign = self.addresses
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        left = _blocks()
+        named = {start for start, _ in self._named.values()}
+        own = [Span(start, size, WORKSPACE, "cuBLAS") for start, size in with_workspaces.items() if start not in left]
+        pooled = {word.span.start for word in foreign.words(self.nodes) if word.span.owner == POOL}
+        own += [
+            Span(start, size, WORKSPACE, "generator state")
+            for start, size in left.items()
+            if start not in before and start not in named and start not in pooled and size <= _GENERATOR_BLOCK
+        ]
+        words = foreign.with_layer(own).words(self.nodes)
+        known = {(word.node, word.argument, word.offset) for word in words}
+        for node, argument, offset, value in argument_words(self.nodes):
+            if (node, argument, offset) not in known and value > _LOWEST_ADDRESS:
+                found = allocation(value)
+                if found is not None:
+                    words.append(Word(node, argument, offset, value, Span(*found, FOREIGN, "outside torch")))
+        return words
+
+    def host_buffers(self) -> frozenset[int]:
+        """Addresses of host buffers that the region copied from or to and that are still owned."""
+        return frozenset(
+            touched.address
+            for touched in self._log.externals.values()
+            if touched.tag != "device" and not touched.storage.expired()
+        )
 
     def allocations(self) -> Sequence[Allocation]:
         return self._allocations
@@ -125,20 +164,34 @@ class CudaRecording:
 
     def undeclared_writes(self, declared: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         held = {tensor.untyped_storage().data_ptr() for tensor in declared}
-        written = [touched for touched in self._log.externals.values() if touched.writes and touched.tag == "device"]
-        found = []
-        for touched in written:
-            if touched.address not in held and not touched.storage.expired():
-                storage = torch.UntypedStorage._new_with_weak_ptr(touched.storage.cdata)
-                if storage is not None:
-                    found.append(torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage))
-        return found
+        return [
+            bytes_of(touched)
+            for touched in self._log.externals.values()
+            if touched.writes and touched.tag == "device" and touched.address not in held and touched.alive
+        ]
 
     def close(self) -> None:
         """Drop the graph."""
         if self._graph is not None:
             self._graph.reset()
             self._graph = None
+
+
+def _nodes(graph: torch.cuda.CUDAGraph | Adopted) -> list[Node]:
+    """The graph's nodes; none where they cannot be read."""
+    raw = int(graph.raw_cuda_graph()) if features().bindings else 0
+    if not raw:
+        return []
+    from graphcheck.graph.driver import read_nodes
+
+    try:
+        return read_nodes(raw)
+    except EnvironmentUnable:
+        return []
+
+
+def _blocks() -> dict[int, int]:
+    return active_blocks({"segments": torch.cuda.memory_snapshot()})
 
 
 def _disjoint(spans: list[Span]) -> list[Span]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
+import torch
+
+from graphcheck.backend.cuda.foreign import DEVICE, POOLED, Request
 from graphcheck.backend.cuda.oplog import Log
 from graphcheck.errors import CaptureRefused
 from graphcheck.finding import exception_location
@@ -12,6 +16,7 @@ _BY_FRAME = {
     ("torch/cuda/__init__.py", "synchronize"): "GC101",
     ("torch/cuda/streams.py", "synchronize"): "GC101",
     ("torch/cuda/streams.py", "query"): "GC108",
+    ("triton/runtime/autotuner.py", "_bench"): "GC601",
 }
 _BY_FUNCTION = {
     "__bool__": "GC104",
@@ -54,13 +59,30 @@ ADVICE = {
     "GC203": ("the capture waits for work issued before it", "wait before capture, or use external events"),
     "GC801": ("a generator that is not registered draws numbers", "register it with the graph before capture"),
     "GC802": ("the region touches the generator's state on the host", "seed before capture"),
+    "GC111": ("the region depends on the legacy default stream", "launch on the current stream only"),
+    "GC505": ("device memory is asked of another allocator inside the region", "allocate before the capture"),
+    "GC601": ("a kernel is tuned inside the region", "run every variant once in warm-up"),
     "GC608": ("the capture failed", "see the error of the driver below"),
 }
 
 
-def refused(error: BaseException, log: Log) -> CaptureRefused:
-    """The refusal that an error inside a capture amounts to."""
+def is_exhausted(error: BaseException) -> bool:
+    """Whether the device ran out of memory: that is no refusal of the capture."""
+    return isinstance(error, torch.cuda.OutOfMemoryError)
+
+
+def refused(error: BaseException, log: Log, requests: Sequence[Request] = ()) -> CaptureRefused:
+    """The refusal that an error inside a capture amounts to.
+
+    Args:
+        requests: what other allocators were asked for. CUDA refuses such a request with no word of it, and the capture
+            fails later, at whatever comes next.
+    """
+    device = [request for request in requests if request.kind in (DEVICE, POOLED)]
     code = _code(error, log)
+    if code == "GC608" and device:
+        what, advice = ADVICE["GC505"]
+        return CaptureRefused("GC505", f"{what} ({device[-1].function})", advice, device[-1].where)
     what, advice = ADVICE[code]
     where = exception_location(error) or log.where
     detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -73,6 +95,8 @@ def _code(error: BaseException, log: Log) -> str:
     text = str(error)
     if "unjoined" in text or "Unjoined" in text:
         return "GC202"
+    if "StreamCaptureImplicit" in text or "legacy stream" in text:
+        return "GC111"
     if "isolation" in text.lower():
         return "GC203"
     if "generator" in text.lower() and "regist" in text.lower():

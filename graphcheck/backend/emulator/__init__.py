@@ -21,7 +21,8 @@ from graphcheck.backend.emulator.recording import EmulatedRecording, abandon
 from graphcheck.backend.emulator.streams import CAPTURING, StreamContext
 from graphcheck.backend.emulator.tensor import CUDA, DeviceTensor, of_block
 from graphcheck.backend.protocol import Recording
-from graphcheck.errors import UsageError
+from graphcheck.component import Recorded
+from graphcheck.errors import EnvironmentUnable, UsageError
 from graphcheck.finding import Finding
 
 
@@ -64,6 +65,12 @@ class EmulatorBackend:
                     raise capture.refusal from error
                 raise
             return graphs.end(capture, outputs)
+
+    def adopt(self, record: Callable[[], Recorded]) -> Recording:
+        """Raises EnvironmentUnable: what another library captures cannot be seen without a GPU."""
+        raise EnvironmentUnable(
+            "the component captures with a library of its own, which the emulator cannot see; use --backend cuda"
+        )
 
     def first_difference(self, recording: Recording, region: Callable[[], object]) -> str | None:
         """The first recorded operation whose result differs from that of the region run eagerly, in words."""
