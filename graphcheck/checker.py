@@ -7,7 +7,6 @@ from pathlib import Path
 
 from graphcheck import repro
 from graphcheck.component import Component
-from graphcheck.environment import environment
 from graphcheck.errors import ContractError
 from graphcheck.finding import Finding, RungStatus, Severity, ranked
 from graphcheck.oracle.lockstep import Options
@@ -25,6 +24,7 @@ def check(
     backend: str = "auto",
     target: str = "",
     out: Path | None = None,
+    runner: Runner | None = None,
 ) -> Report:
     """Run one plan in lockstep and report what it shows.
 
@@ -34,6 +34,7 @@ def check(
         backend: ``auto``, ``cuda`` or ``emulator``.
         target: how to call the component in the report.
         out: folder for a repro file if the plan fails; None writes none.
+        runner: where the plan runs, instead of in this process on ``backend``; the caller closes it.
 
     Returns:
         A report with one target.
@@ -43,7 +44,7 @@ def check(
         EnvironmentUnable: this machine cannot run the backend.
     """
     component = instance(component)
-    runner = LocalRunner(component, backend)
+    runner = runner if runner is not None else LocalRunner(component, backend)
     entry = TargetReport(target or component.title, runner.backend_name)
     started = time.perf_counter()
     plan = plan.through_json()
@@ -56,7 +57,7 @@ def check(
         entry.rungs["vacuity"] = RungStatus.FAILED
     entry.seconds["check"] = time.perf_counter() - started
     entry.conclude()
-    return Report(f"check {entry.target}", environment(runner.backend_name), [entry])
+    return Report(f"check {entry.target}", runner.environment(), [entry])
 
 
 def conclude(

@@ -19,7 +19,6 @@ from graphcheck import repro
 from graphcheck.cases import Case
 from graphcheck.checker import conclude, instance, merge_notes, merge_rungs
 from graphcheck.component import Component
-from graphcheck.environment import environment
 from graphcheck.errors import ContractError
 from graphcheck.finding import RungStatus, Severity, ranked
 from graphcheck.oracle.lockstep import Options
@@ -28,7 +27,7 @@ from graphcheck.oracle.vacuity import refused_or_empty
 from graphcheck.plan import Plan
 from graphcheck.report import Report, TargetReport
 from graphcheck.runner import LocalRunner, Runner
-from graphcheck.shrinker import Shrinker
+from graphcheck.shrinker import Shrinker, bisected
 from graphcheck.strategies import plans as plans_of
 
 _UNBOUNDED = 10**7
@@ -74,6 +73,7 @@ def fuzz(
     plans: SearchStrategy[Plan] | None = None,
     target: str = "",
     progress: Callable[[Progress], None] | None = None,
+    runner: Runner | None = None,
 ) -> Report:
     """Search for a failing plan and report it, shrunk and with its cause.
 
@@ -90,6 +90,7 @@ def fuzz(
         plans: instead of plans drawn from cases.
         target: how to call the component in the report.
         progress: called after every plan.
+        runner: where plans run, instead of in this process on ``backend``; the caller closes it.
 
     Returns:
         A report with one target. Ctrl-C ends the search and keeps what was found.
@@ -99,12 +100,12 @@ def fuzz(
         EnvironmentUnable: this machine cannot run the backend.
     """
     component = instance(component)
-    search = _Search(component, LocalRunner(component, backend), target, progress)
+    search = _Search(component, runner if runner is not None else LocalRunner(component, backend), target, progress)
     budget = _UNBOUNDED if examples is None and seconds is not None else (100 if examples is None else examples)
     search.run(search.plans(cases, plans), budget, seconds, seed, database)
     search.conclude(out, database)
     words = f"fuzz {search.entry.target} --examples {budget} --seed {seed}"
-    return Report(words, environment(search.runner.backend_name), [search.entry])
+    return Report(words, search.runner.environment(), [search.entry])
 
 
 class _Search:
@@ -236,6 +237,9 @@ class _Search:
         notes = self.entry.findings
         self.entry.seconds["shrink"] = time.perf_counter() - started
         conclude(self.entry, self.component, plan, self.runner, self.runner.run(plan, Options()), out)
+        if self.runner.exhausted and self.entry.findings:
+            first = self.entry.findings[0].with_evidence("shrinking stopped: too many plans crashed")
+            self.entry.findings = [first, *self.entry.findings[1:]]
         self.entry.findings = ranked(merge_notes(self.entry.findings, notes))
         self.entry.seconds["attribution"] = time.perf_counter() - started - self.entry.seconds["shrink"]
 
@@ -246,7 +250,10 @@ class _Search:
             if _leading_signature(outcome) == wanted:
                 break
             wanted = _leading_signature(outcome)
-            shrinker = Shrinker(partial(self._fails_alike, wanted=wanted))
+            fails = partial(self._fails_alike, wanted=wanted)
+            # Each crash costs a process, so lengths are bisected before anything is tried one by one.
+            plan = bisected(plan, fails) if outcome.of(Kind.CRASH) else plan
+            shrinker = Shrinker(fails)
             plan = shrinker.shrink(plan)
             self.entry.counts.shrinks += shrinker.attempts
             outcome = self.runner.run(plan, Options(immediate=True))

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from graphcheck.component import Component
 from graphcheck.errors import MalformedFile
 from graphcheck.finding import Finding
 from graphcheck.plan import Plan
 from graphcheck.report import Report
+from graphcheck.runner import Runner
 
 SCHEMA = "graphcheck-repro/1"
 
@@ -104,18 +106,32 @@ def load(path: Path | str) -> Repro:
     )
 
 
-def replay(path: Path | str, backend: str | None = None) -> Report:
+def component_of(repro: Repro) -> Component:
+    """The component that a repro file names, sized as it was.
+
+    Raises:
+        UnknownTarget: it is not to be found here.
+    """
+    from graphcheck.registry import resolve
+
+    component: Any = resolve(repro.target)
+    made: Component = component if repro.tokens is None else component.for_trace(repro.tokens)
+    return made
+
+
+def replay(path: Path | str, backend: str | None = None, runner: Runner | None = None) -> Report:
     """Run a repro file again: the report fails if the plan still does.
+
+    Args:
+        path: the file.
+        backend: instead of where it failed.
+        runner: where the plan runs, instead of in this process; the caller closes it.
 
     Raises:
         MalformedFile: it is no repro file.
         UnknownTarget: its component is not to be found here.
     """
     from graphcheck.checker import check
-    from graphcheck.registry import resolve
 
     repro = load(path)
-    component: Any = resolve(repro.target)
-    if repro.tokens is not None:
-        component = component.for_trace(repro.tokens)
-    return check(component, repro.plan, backend=backend or repro.backend, target=repro.target)
+    return check(component_of(repro), repro.plan, backend=backend or repro.backend, target=repro.target, runner=runner)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from graphcheck.backend import resolve
 from graphcheck.cases import Case
 from graphcheck.component import Component
+from graphcheck.environment import environment
 from graphcheck.finding import Finding
 from graphcheck.oracle.attribution import attribute, first_difference
 from graphcheck.oracle.lockstep import Options, run_plan
@@ -28,6 +29,13 @@ class Runner(Protocol):
 
     def influence(self, cases: list[Case]) -> list[Finding]:
         """Warnings for case fields that change nothing."""
+
+    def environment(self) -> dict[str, Any]:
+        """Versions, device and active checks of where plans run."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether so many plans crashed that further ones are not run."""
 
     def close(self) -> None:
         """Give back what the runner holds."""
@@ -58,6 +66,22 @@ class LocalRunner:
 
     def influence(self, cases: list[Case]) -> list[Finding]:
         return Influence(self._component, self._backend).findings(cases)
+
+    def environment(self) -> dict[str, Any]:
+        return environment(self.backend_name)
+
+    @property
+    def exhausted(self) -> bool:
+        """Never: a plan that crashes takes this process along."""
+        return False
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle.
+
+        Raises:
+            RuntimeError: a launch of the last plan failed.
+        """
+        self._backend.synchronize()
 
     def close(self) -> None:
         """Nothing is held."""

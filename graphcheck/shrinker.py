@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+from graphcheck.cases import Case, Lengths
 from graphcheck.plan import Plan
 
 LIMIT = 600
@@ -50,3 +52,52 @@ class Shrinker:
             self.attempts += 1
             self._known[digest] = self.fails(plan)
         return self._known[digest]
+
+
+def bisected(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
+    """A failing plan with one replay where that is enough, and every length as small as bisection makes it.
+
+    Few attempts: one for the replays, one for each row of lengths, then one for each halving of a range.
+
+    Args:
+        plan: fails.
+        fails: whether a plan does.
+    """
+    for count in (1, 2):
+        shorter = replace(plan, replays=plan.replays[-count:])
+        if len(plan.replays) > count and fails(shorter):
+            plan = shorter
+            break
+    for number, name, row in list(_lengths(plan)):
+        lengths = plan.replays[number].fields[name]
+        low, high = lengths.low, lengths.values[row]
+        if low == high:
+            continue
+        if fails(_with_length(plan, number, name, row, low)):
+            plan = _with_length(plan, number, name, row, low)
+            continue
+        # `high` fails and `low` does not.
+        while high - low > 1:
+            middle = (low + high) // 2
+            if fails(_with_length(plan, number, name, row, middle)):
+                high = middle
+            else:
+                low = middle
+        plan = _with_length(plan, number, name, row, high)
+    return plan
+
+
+def _lengths(plan: Plan) -> Iterator[tuple[int, str, int]]:
+    """Replay number, field name and row of every length of the plan."""
+    for number, case in enumerate(plan.replays):
+        for name, value in case.fields.items():
+            if isinstance(value, Lengths):
+                yield from ((number, name, row) for row in range(len(value.values)))
+
+
+def _with_length(plan: Plan, number: int, name: str, row: int, length: int) -> Plan:
+    case: Case = plan.replays[number]
+    lengths = case.fields[name]
+    values = (*lengths.values[:row], length, *lengths.values[row + 1 :])
+    changed = case.replaced(**{name: replace(lengths, values=values)})
+    return replace(plan, replays=(*plan.replays[:number], changed, *plan.replays[number + 1 :]))

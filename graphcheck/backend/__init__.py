@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from graphcheck.backend.protocol import Allocation, Backend, External, Operation, Recording
-from graphcheck.backend.resolve import BACKENDS, resolve
+from graphcheck.backend.resolve import BACKENDS, resolve, wants_gpu
 
-__all__ = ["BACKENDS", "Allocation", "Backend", "External", "Operation", "Recording", "resolve"]
+__all__ = ["BACKENDS", "Allocation", "Backend", "External", "Operation", "Recording", "resolve", "wants_gpu"]

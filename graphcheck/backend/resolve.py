@@ -17,16 +17,28 @@ def resolve(name: str = "auto") -> Backend:
         UsageError: no backend of that name.
         EnvironmentUnable: this machine cannot run it.
     """
-    if name not in BACKENDS:
-        raise UsageError(f"no backend {name!r}; choose one of {', '.join(BACKENDS)}")
-    if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
-        if not torch.cuda.is_available():
-            raise EnvironmentUnable(
-                "--backend cuda needs an NVIDIA GPU and a CUDA build of torch; use --backend emulator"
-            )
+    if wants_gpu(name):
         from graphcheck.backend.cuda import CudaBackend
 
         return CudaBackend()
     from graphcheck.backend.emulator import EmulatorBackend
 
     return EmulatorBackend()
+
+
+def wants_gpu(name: str) -> bool:
+    """Whether ``name`` means the GPU on this machine; creates no device context.
+
+    Raises:
+        UsageError: no backend of that name.
+        EnvironmentUnable: it means a GPU, and there is none.
+    """
+    if name not in BACKENDS:
+        raise UsageError(f"no backend {name!r}; choose one of {', '.join(BACKENDS)}")
+    if name == "emulator":
+        return False
+    if torch.cuda.is_available():
+        return True
+    if name == "cuda":
+        raise EnvironmentUnable("--backend cuda needs an NVIDIA GPU and a CUDA build of torch; use --backend emulator")
+    return False

@@ -13,6 +13,7 @@ from graphcheck.cli import destination
 from graphcheck.cli.case import read_case
 from graphcheck.cli.live import Live
 from graphcheck.cli.present import show_header, show_target
+from graphcheck.cli.runners import runners
 from graphcheck.errors import EnvironmentUnable, UsageError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--devices", default="all", show_default=True, callback=devices, help="Devices to spread over: all, or 0,1."
 )
+@click.option("--plan-limit", callback=seconds, help="A plan that takes longer on a GPU hangs (default 120s).")
 @click.option("--engine", type=click.Choice(("local", "ray")), default="local", show_default=True)
 def fuzz(
     targets: tuple[str, ...],
@@ -82,6 +84,7 @@ def fuzz(
     no_database: bool,
     devices: tuple[int, ...],
     engine: str,
+    plan_limit: float | None,
 ) -> int:
     """Search for a failing plan of each TARGET.
 
@@ -91,40 +94,43 @@ def fuzz(
         raise EnvironmentUnable("this version searches on one device in one process; use --engine local --devices all")
     if no_database and database is not None:
         raise UsageError("--database and --no-database exclude each other; give one of them")
-    from graphcheck.backend import resolve as resolve_backend
-    from graphcheck.environment import environment
     from graphcheck.fuzzer import fuzz as search
     from graphcheck.registry import resolve
     from graphcheck.report import Report
     from graphcheck.trace import trace_plans
 
     components = [(target, resolve(target)) for target in targets]
-    whole = Report(" ".join(["fuzz", *targets]), environment(resolve_backend(backend).name))
-    show_header(whole.environment)
-    for target, component in components:
-        plans = summary = None
-        if trace is not None:
-            component, plans, summary = trace_plans(component, trace)
-        with Live(target) as live:
-            report = search(
-                component,
-                backend=backend,
-                examples=examples,
-                seconds=limit,
-                seed=seed,
-                database=database,
-                out=out if out is not None else Path(".graphcheck"),
-                plans=plans,
-                target=target,
-                progress=live.show,
-            )
-        entry = report.targets[0]
-        if summary is not None:
-            entry.counts.requests, entry.counts.refused_requests = summary.offered, summary.refused
-        show_target(entry)
-        whole.targets.append(entry)
-        if entry.stopped == "interrupted":
-            break
+    whole = Report(" ".join(["fuzz", *targets]), {})
+    with runners(backend, plan_limit) as runner_for:
+        for target, component in components:
+            plans = summary = None
+            if trace is not None:
+                component, plans, summary = trace_plans(component, trace)
+            runner = runner_for(component, target)
+            if not whole.targets:
+                whole.environment = runner.environment()
+                show_header(whole.environment)
+            with Live(target) as live:
+                report = search(
+                    component,
+                    examples=examples,
+                    seconds=limit,
+                    seed=seed,
+                    database=database,
+                    out=out if out is not None else Path(".graphcheck"),
+                    plans=plans,
+                    target=target,
+                    progress=live.show,
+                    runner=runner,
+                )
+            runner.close()
+            entry = report.targets[0]
+            if summary is not None:
+                entry.counts.requests, entry.counts.refused_requests = summary.offered, summary.refused
+            show_target(entry)
+            whole.targets.append(entry)
+            if entry.stopped == "interrupted":
+                break
     return _finish(whole, json_file)
 
 
@@ -157,7 +163,8 @@ def check(
         replays=tuple(read_case("--replay", text) for text in replays),
         warmups=component.warmup if warmups is None else warmups,
     )
-    report = run(component, plan, backend=backend, target=target, out=out)
+    with runners(backend) as runner_for:
+        report = run(component, plan, target=target, out=out, runner=runner_for(component, target))
     show_header(report.environment)
     show_target(report.targets[0])
     return _finish(report, json_file)
@@ -169,9 +176,13 @@ def check(
 @click.option("--json", "json_file", type=destination.FILE, help="Write the report as JSON.")
 def replay(file: Path, backend: str | None, json_file: Path | None) -> int:
     """Run a repro FILE: exit 1 if it still fails, 0 if it is fixed."""
+    from graphcheck.repro import component_of, load
     from graphcheck.repro import replay as run
 
-    report = run(file, backend)
+    repro = load(file)
+    component = component_of(repro)
+    with runners(backend or repro.backend) as runner_for:
+        report = run(file, runner=runner_for(component, repro.target))
     show_header(report.environment)
     show_target(report.targets[0])
     return _finish(report, json_file)
