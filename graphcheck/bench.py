@@ -1,4 +1,4 @@
-"""Speed of one component: eager against replay, and the verified loop, as ratios within one run."""
+"""Speed of one component: eager against replay, and what verification costs beside the executions that it needs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ import torch
 
 from graphcheck.backend import Backend, resolve
 from graphcheck.cases import Case
+from graphcheck.compare import Comparator
 from graphcheck.component import Component
 from graphcheck.errors import UsageError
-from graphcheck.fuzzer import fuzz
-from graphcheck.oracle.arm import Arm
-from graphcheck.strategies import sample
+from graphcheck.finding import RUNGS
+from graphcheck.oracle.arm import Arm, clone
+from graphcheck.oracle.lockstep import Options, run_plan
+from graphcheck.plan import Plan
+
+# Replays of the longer plan of a pair; a step's time is what they add.
+_STEPS = 12
 
 
 class _PlainCpu:
@@ -31,72 +36,114 @@ class _PlainCpu:
         return torch.get_rng_state()
 
 
-def bench(component: Component, *, backend: str = "auto", repeats: int = 30, examples: int = 10) -> dict[str, Any]:
+def bench(component: Component, case: Case, *, backend: str = "auto", repeats: int = 30) -> dict[str, Any]:
     """Medians in seconds, and ratios.
 
     Args:
         component: never allocated.
+        case: what every step is staged at.
         backend: ``auto``, ``cuda`` or ``emulator``.
         repeats: how often each thing is timed.
-        examples: plans of the verified loop.
 
     Returns:
-        ``eager`` and ``replay`` of `run` on the backend; on the emulator also ``cpu``, the same code on plain CPU
-        tensors, and ``replay_over_cpu``; ``verified_replays_per_second`` of a fuzz run.
+        ``eager`` and ``replay`` of `run`; on the emulator also ``cpu``, the same code on plain CPU tensors, and
+        ``replay_over_cpu``. ``step`` is one verified replay after a plan's first, ``bound`` the executions that it
+        needs (one eager run, one replay, one comparison of the outputs that the host reads), ``share`` the one over
+        the other. ``rungs`` holds what each rung adds to a plan of two replays.
     """
     machine = resolve(backend)
-    case = sample(component)
     times: dict[str, Any] = {"component": component.title, "backend": machine.name, "case": repr(case)}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        times.update(_on_backend(component, machine, case, repeats))
+        times.update(_executions(component, machine, case, repeats))
         if machine.name == "emulator":
             times["cpu"] = _on_cpu(component, case, repeats)
             times["replay_over_cpu"] = times["replay"] / times["cpu"]
     finally:
         torch.set_num_threads(threads)
     times["eager_over_replay"] = times["eager"] / times["replay"]
-    started = time.perf_counter()
-    counts = fuzz(component, backend=backend, examples=examples, seed=1).targets[0].counts
-    times["verified_replays_per_second"] = counts.replays / (time.perf_counter() - started)
+    times.update(_verified(component, machine, case, max(3, repeats // 6)))
+    times["share"] = times["bound"] / times["step"]
     return times
 
 
-def _on_backend(component: Component, machine: Backend, case: Case, repeats: int) -> dict[str, float]:
+def _executions(component: Component, machine: Backend, case: Case, repeats: int) -> dict[str, float]:
     with machine.active():
-        arm = Arm(component, machine)
-        _stage(arm, case)
+        arm, other = Arm(component, machine), Arm(component, machine)
+        for each in (arm, other):
+            refusal = each.stage(case)
+            if refusal is not None:
+                raise UsageError(f"{component.title} refuses the case ({refusal}); give another with --case")
         arm.run()
-        recording = machine.record(arm.run, machine.pool())
-        recording.replay()
-        machine.synchronize()
+        other.eager(case)
+        recording = arm.record(machine.pool())
+        expected = {name: clone(tensor) for name, tensor in recording.outputs.items()}
 
         def eager() -> None:
-            arm.run()
+            other.eager(case)
+            machine.synchronize()
+
+        def region() -> None:
+            other.run()
             machine.synchronize()
 
         def replay() -> None:
             recording.replay()
             machine.synchronize()
 
-        result = {"eager": median(eager, repeats), "replay": median(replay, repeats)}
+        def needed() -> None:
+            """What a verified replay cannot do without."""
+            recording.replay()
+            other.eager(case)
+            comparator = Comparator(immediate=False)
+            for name, tensor in recording.outputs.items():
+                comparator.check(name, expected[name], tensor, None, lambda mismatch: None)
+            comparator.pending()
+
+        result = {
+            "eager": median(region, repeats),
+            "eager_engine": median(eager, repeats),
+            "replay": median(replay, repeats),
+            "bound": median(needed, repeats),
+        }
         recording.close()
     return result
+
+
+def _verified(component: Component, machine: Backend, case: Case, repeats: int) -> dict[str, Any]:
+    """Seconds of one verified step, verified replays a second, and what each rung adds to a plan."""
+
+    def seconds(replays: int, rungs: frozenset[str]) -> float:
+        plan, options = Plan((case,), (case,) * replays, component.warmup), Options(rungs=rungs)
+
+        def run() -> None:
+            outcome = run_plan(component, plan, machine, options)
+            if outcome.failed:
+                raise UsageError(
+                    f"{component.title} fails at {case}: {outcome.errors[0].finding.message}; fix it first"
+                )
+
+        run()
+        return median(run, repeats)
+
+    every = frozenset(RUNGS)
+    short, long = seconds(2, every), seconds(2 + _STEPS, every)
+    step = (long - short) / _STEPS
+    return {
+        "step": step,
+        "plan_of_two": short,
+        "verified_replays_per_second": 1 / step,
+        "rungs": {rung: short - seconds(2, every - {rung}) for rung in RUNGS if rung != "eager"},
+    }
 
 
 def _on_cpu(component: Component, case: Case, repeats: int) -> float:
     plain: Any = _PlainCpu()
     arm = Arm(component, plain)
-    _stage(arm, case)
+    arm.stage(case)
     arm.run()
     return median(lambda: arm.run(), repeats)
-
-
-def _stage(arm: Arm, case: Case) -> None:
-    refusal = arm.stage(case)
-    if refusal is not None:
-        raise UsageError(f"{arm.component.title} refuses the drawn case ({refusal}); narrow cases()")
 
 
 def median(action: Callable[[], object], repeats: int) -> float:

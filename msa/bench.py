@@ -48,13 +48,13 @@ def small_variants(*qo_lens: int) -> dict[str, Variant]:
     return {f"q{qo_len}": Variant(small(), qo_len, 4) for qo_len in qo_lens}
 
 
-def m3_variants() -> dict[str, Variant]:
-    """Variants at the sizes of MiniMax-M3, one and four ways tensor parallel, two requests of 20 pages."""
+def m3_variants(*parallel: int, bucket: int = 2) -> dict[str, Variant]:
+    """Variants at the sizes of MiniMax-M3 by ways of tensor parallelism, ``bucket`` requests of 20 pages, Q 4."""
     return {
-        f"tp{parallel}": Variant(
-            Geometry.m3(parallel, max_batch=2, max_pages=20, num_pages=40, max_seq_len=2500), qo_len=4, bucket=2
+        f"tp{ways}": Variant(
+            Geometry.m3(ways, max_batch=bucket, max_pages=20, num_pages=20 * bucket, max_seq_len=2500), 4, bucket
         )
-        for parallel in (1, 4)
+        for ways in parallel
     }
 
 

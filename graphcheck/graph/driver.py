@@ -29,6 +29,19 @@ def read_nodes(graph: int) -> list[Node]:
     return [_node(driver, index, node, tuple(sorted(after.get(index, ())))) for index, node in enumerate(handles)]
 
 
+def capturing_graph(stream: int) -> int:
+    """The graph that a capturing stream records into, as a number; 0 if it captures nothing.
+
+    A library that captures by itself can hand it to `graphcheck.Recorded`, if it keeps the graph.
+
+    Args:
+        stream: the raw ``cudaStream_t``.
+    """
+    driver = _driver()
+    _, _, graph, *_ = _ok(driver.cuStreamGetCaptureInfo(driver.CUstream(stream)), "cuStreamGetCaptureInfo")
+    return int(graph) if graph is not None else 0
+
+
 def allocation(address: int) -> tuple[int, int] | None:
     """Start and size of the device allocation that holds ``address``, as the driver knows it; None if there is none."""
     driver = _driver()

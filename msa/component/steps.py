@@ -132,8 +132,14 @@ class Overlap(Decode):
 class DecodeM3(Decode):
     """The whole step at the sizes of MiniMax-M3, one and four ways tensor parallel."""
 
-    VARIANTS = m3_variants()
+    VARIANTS = m3_variants(1, 4)
     tolerance = {
         "scores": Tolerance(ulps=32, absolute=1e-3),
         "out": Tolerance(ulps=1, absolute=2e-4),
     }
+
+
+class DecodeM3Batch8(DecodeM3):
+    """The whole step at the sizes of MiniMax-M3, eight requests: what `graphcheck bench` times."""
+
+    VARIANTS = m3_variants(1, bucket=8)
