@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
@@ -116,15 +115,14 @@ def _table(kind: str) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
-@lru_cache(maxsize=256)
-def _values(kind: str, dtype: torch.dtype, numel: int, shift: int) -> torch.Tensor:
-    """``numel`` content values as ``dtype`` on the host, rotated by ``shift``."""
+@lru_cache(maxsize=64)
+def _period(kind: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """One period of content values as ``dtype`` on ``device``, not rotated."""
     table = _table(kind)
     if not dtype.is_floating_point:
         integers = (table * 32).round().to(torch.int64)
         table = (integers % 2).bool() if dtype is torch.bool else (integers % 113)
-    period = table.roll(-(shift % _PERIOD)).to(dtype)
-    return period.repeat(math.ceil(numel / _PERIOD))[:numel]
+    return table.to(dtype).to(device)
 
 
 @dataclass(frozen=True)
@@ -157,13 +155,27 @@ class Contents:
         Args:
             part: which of several tensors of one case this is; different parts get different values.
         """
+        if not tensor.is_contiguous():
+            tensor.copy_(self.tensor(*tensor.shape, dtype=tensor.dtype, part=part))
+            return
+        # Tensors of the emulator live as long as its device is active, so nothing of it is kept for later.
+        kept = tensor.device if type(tensor) is torch.Tensor else torch.device("cpu")
+        period = _period(self.kind, tensor.dtype, kept)
         shift = (self.seed * 10_007 + part * 1_009) % _PERIOD
-        tensor.copy_(_values(self.kind, tensor.dtype, tensor.numel(), shift).view(tensor.shape))
+        flat = tensor.view(-1)
+        head = min(_PERIOD - shift, flat.numel())
+        whole, tail = divmod(flat.numel() - head, _PERIOD)
+        flat[:head].copy_(period[shift : shift + head])
+        if whole:
+            flat[head : head + whole * _PERIOD].view(whole, _PERIOD).copy_(period.expand(whole, _PERIOD))
+        if tail:
+            flat[flat.numel() - tail :].copy_(period[:tail])
 
     def tensor(self, *shape: int, dtype: torch.dtype = torch.float32, part: int = 0) -> torch.Tensor:
         """The contents as a new CPU tensor of that shape."""
-        shift = (self.seed * 10_007 + part * 1_009) % _PERIOD
-        return _values(self.kind, dtype, math.prod(shape), shift).clone().view(shape)
+        made = torch.empty(shape, dtype=dtype)
+        self.fill(made, part)
+        return made
 
     def simpler(self) -> Iterator[Contents]:
         if self.seed:

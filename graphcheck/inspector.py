@@ -36,7 +36,6 @@ def inspect(component: Component, case: Case, *, backend: str = "auto", target: 
     outcome = Outcome()
     with machine.active():
         arm = Arm(component, machine)
-        blocks = machine.blocks_in_use()
         graph = capture(arm, case, component.warmup, machine.pool(), outcome)
         if graph is None:
             raise UsageError(f"{component.title} was not captured: {_why(outcome)}")
@@ -48,7 +47,7 @@ def inspect(component: Component, case: Case, *, backend: str = "auto", target: 
             )
         found: list[Finding] = [symptom.finding for symptom in outcome.symptoms]
         inspection = Inspection(
-            target or component.title, recording.nodes, recording.classed_words(blocks), recording.host_buffers(), found
+            target or component.title, recording.nodes, recording.classed_words(), recording.host_buffers(), found
         )
         recording.close()
     return inspection

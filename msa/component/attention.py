@@ -14,7 +14,6 @@ from graphcheck import (
     Buffers,
     Case,
     Component,
-    Contents,
     PageTable,
     Tolerance,
     batch,
@@ -28,7 +27,6 @@ from msa.bench import Bench, Variant, small_variants
 from msa.eager import EagerBatch
 from msa.scene import Scene
 
-_PERIOD = 61_091
 CACHES = ("k_cache", "v_cache", "index_cache")
 FRESH = ("k", "v", "index_k")
 DERIVED = ("qo_offsets", "extents", "valid_pages", "slots")
@@ -137,12 +135,12 @@ class Attention(Component):
         self.active = case.variant
         bench = self.bench(case)
         for part, (_, tensor) in enumerate(sorted(bench.inputs().items())):
-            fill(case.x, tensor, part)
+            case.x.fill(tensor, part)
             tensor[scene.real_rows :].fill_(math.nan)
-        dead = ~scene.alive(history_only=self.writes)
+        dead = ~scene.alive(history_only=self.writes).to(bench.q.device)
         for part, (_, tensor) in enumerate(sorted(bench.caches().items())):
-            fill(case.kv, tensor, 10 + part)
-            tensor.masked_fill_(dead.to(tensor.device), math.nan)
+            case.kv.fill(tensor, 10 + part)
+            tensor.masked_fill_(dead, math.nan)
         self.stage_lengths(buffers, case, scene)
 
     def stage_lengths(self, buffers: Buffers, case: Case, scene: Scene) -> None:
@@ -193,13 +191,6 @@ class Attention(Component):
         caches = {name: before[f"{name}_{case.variant}"] for name in CACHES}
         fresh = {name: before[f"{part}_{case.variant}"] for name, part in zip(CACHES, FRESH, strict=True)}
         return answer.caches_after(self.scene(case), caches, fresh)
-
-
-def fill(values: Contents, tensor: torch.Tensor, part: int) -> None:
-    """Fill ``tensor`` with contents tiled at a prime period; ``part`` tells tensors of one case apart."""
-    period = values.tensor(_PERIOD, dtype=tensor.dtype, part=part)
-    repeated = period.repeat(-(-tensor.numel() // _PERIOD))[: tensor.numel()]
-    tensor.copy_(repeated.view(tensor.shape))
 
 
 def put_lengths(target: torch.Tensor, values: tuple[int, ...]) -> None:

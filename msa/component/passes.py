@@ -17,7 +17,7 @@ from graphcheck import (
 )
 from msa import answer
 from msa.bench import Bench
-from msa.component.attention import Attention, fill
+from msa.component.attention import Attention
 
 
 class Proxy(Attention):
@@ -63,7 +63,7 @@ class Select(Attention):
         self.active = case.variant
         driver, scene = self.bench(case).driver, self.scene(case)
         scores = torch.empty(driver.scores.shape)
-        fill(case.x, scores, 0)
+        case.x.fill(scores, 0)
         for number, value in enumerate((math.nan, math.inf, -math.inf)):
             scores.view(-1)[case.odd + number :: 11 + case.odd].fill_(value)
         driver.scores.copy_(scores.masked_fill_(~scene.visible_scores(), math.nan))

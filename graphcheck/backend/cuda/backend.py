@@ -39,6 +39,7 @@ class CudaBackend:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(self.device)
         self._guards = Guards()
+        self._spot = torch.zeros(1, device=self.device)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -56,22 +57,19 @@ class CudaBackend:
     def pool(self) -> object:
         return torch.cuda.graph_pool_handle()
 
-    def blocks_in_use(self) -> dict[int, int]:
-        """Address and size of every block that torch's allocator has given out."""
-        return active_blocks({"segments": torch.cuda.memory_snapshot()})
-
     def record(self, region: Callable[[], Mapping[str, torch.Tensor]], pool: Any) -> Recording:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         watch = Watch()
 
         def captured() -> Mapping[str, torch.Tensor]:
+            watch.blocks = active_blocks({"segments": torch.cuda.memory_snapshot()})
             graph.capture_begin(pool=pool)
             try:
                 with watch:
                     outputs = dict(region())
                 graph.capture_end()
             except BaseException:
-                self._abandon(graph)
+                self._abandon(graph, pool)
                 raise
             return outputs
 
@@ -100,14 +98,28 @@ class CudaBackend:
                 raise
             raise refused(cause, watch.log, watch.foreign.requests) from cause
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a failed capture so that it does not colour the next one."""
-        with suppress(RuntimeError):
+    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+        """End a failed capture so that it does not colour the next one.
+
+        Where the driver has invalidated the capture, torch's own end stops half way: the allocator goes on routing to
+        the pool, and the generator takes itself to be capturing until a later capture ends well.
+        """
+        try:
             graph.capture_end()
+        except RuntimeError:
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self.device.index, pool)
+                torch._C._cuda_releasePool(self.device.index, pool)
         with suppress(RuntimeError):
             graph.reset()
         with suppress(RuntimeError):
             torch.cuda.synchronize()
+        healing = torch.cuda.CUDAGraph()
+        with suppress(RuntimeError):
+            healing.capture_begin()
+            self._spot.zero_()
+            healing.capture_end()
+            healing.reset()
 
     def first_difference(self, recording: Recording, region: Callable[[], object]) -> str | None:
         return None

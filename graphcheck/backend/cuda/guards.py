@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +32,13 @@ class Band:
     before: int
 
 
+@lru_cache(maxsize=1)
+def _pool() -> Any:
+    """One pool for the life of the process: a pool must not die while a capture or another pool is open, and Python
+    does not say when it drops one."""
+    return torch.cuda.MemPool()
+
+
 class Guards:
     """The pool that component buffers come from, and its bands.
 
@@ -39,7 +47,7 @@ class Guards:
     """
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.MemPool() if features().raw_storage else None
+        self._pool = _pool() if features().raw_storage else None
         self._bands: list[tuple[Band, torch.Tensor]] = []
         self._found: list[Finding] = []
 

@@ -53,6 +53,7 @@ class CudaRecording:
         self._log = watch.log
         self._allocations = watch.allocations(outputs)
         self._peak = watch.peak()
+        self._blocks = watch.blocks
         self._ledger = Ledger(self._log.externals)
         self._named: dict[str, tuple[int, int]] = {}
         # Read before the first replay: instantiation keeps the graph, and argument memory belongs to it.
@@ -87,15 +88,11 @@ class CudaRecording:
         pool = self._graph.pool() if self._graph is not None else (0, 0)
         return AddressMap([_disjoint(named), *allocator_spans({"segments": torch.cuda.memory_snapshot()}, pool)])
 
-    def classed_words(self, before: Mapping[int, int]) -> list[Word]:
+    def classed_words(self) -> list[Word]:
         """Every argument word that lies in device memory, with its class; the graph cannot be replayed afterwards.
 
-        Library workspaces are what goes when torch is told to drop them. What the allocator does not know is asked of
-        the driver.
-
-        Args:
-            before: blocks that were in use before the capture; what a capture allocates outside the pool is torch's
-                own generator state.
+        Library workspaces are what goes when torch is told to drop them; what a capture allocates outside the pool is
+        torch's own generator state. What the allocator does not know is asked of the driver.
         """
         from graphcheck.graph.driver import allocation
 
@@ -110,7 +107,7 @@ class CudaRecording:
         own += [
             Span(start, size, WORKSPACE, "generator state")
             for start, size in left.items()
-            if start not in before and start not in named and start not in pooled and size <= _GENERATOR_BLOCK
+            if start not in self._blocks and start not in named and start not in pooled and size <= _GENERATOR_BLOCK
         ]
         words = foreign.with_layer(own).words(self.nodes)
         known = {(word.node, word.argument, word.offset) for word in words}

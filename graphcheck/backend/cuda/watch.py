@@ -19,9 +19,14 @@ from graphcheck.graph.nodes import Node
 
 
 class Watch:
-    """The watchers of one capture; enter it around the region itself, after the capture has begun."""
+    """The watchers of one capture; enter it around the region itself, after the capture has begun.
+
+    Attributes:
+        blocks: address and size of the allocator's blocks in use before the capture.
+    """
 
     def __init__(self) -> None:
+        self.blocks: dict[int, int] = {}
         self.log = Log()
         self.foreign = ForeignAllocations()
         self._history = History()
