@@ -233,15 +233,32 @@ class _Search:
 
     def _explain(self, plan: Plan, outcome: Outcome, out: Path | None) -> None:
         started = time.perf_counter()
-        plan = self._shrunk(plan, outcome)
         notes = self.entry.findings
+        small = self._shrunk(plan, outcome)
+        again = self.runner.run(small, Options())
+        if not again.failed:
+            small, again = plan, self.runner.run(plan, Options())
         self.entry.seconds["shrink"] = time.perf_counter() - started
-        conclude(self.entry, self.component, plan, self.runner, self.runner.run(plan, Options()), out)
+        if again.failed:
+            conclude(self.entry, self.component, small, self.runner, again, out)
+        else:
+            self._seen_once(plan, outcome, out)
         if self.runner.exhausted and self.entry.findings:
             first = self.entry.findings[0].with_evidence("shrinking stopped: too many plans crashed")
             self.entry.findings = [first, *self.entry.findings[1:]]
         self.entry.findings = ranked(merge_notes(self.entry.findings, notes))
         self.entry.seconds["attribution"] = time.perf_counter() - started - self.entry.seconds["shrink"]
+
+    def _seen_once(self, plan: Plan, outcome: Outcome, out: Path | None) -> None:
+        """Report what a plan showed that passed when it was run again: what happens once in a process, or by chance."""
+        seen = "seen once: the same plan passed when it was run again in this process"
+        merge_rungs(self.entry, self.component, outcome)
+        self.entry.findings = ranked([symptom.finding.with_evidence(seen) for symptom in outcome.errors])
+        self.entry.plan = plan.to_json()
+        if out is not None:
+            tokens = getattr(self.component, "graphcheck_tokens", None)
+            backend, found = self.runner.backend_name, self.entry.findings
+            self.entry.repro = repro.write(out, self.entry.target, backend, plan, found, tokens)
 
     def _shrunk(self, plan: Plan, outcome: Outcome) -> Plan:
         """The local minimum; shrunk again where the small plan shows stronger evidence than what it was shrunk by."""

@@ -118,9 +118,23 @@ class Node:
 
 
 def short_name(name: str) -> str:
-    """A kernel name without template arguments and namespaces, at most 60 characters."""
+    """A kernel name without template arguments and namespaces, at most 60 characters; mangled C++ names too."""
+    if name.startswith("_ZN"):
+        name = _innermost(name) or name
     head = name.split("<", 1)[0].split("(", 1)[0].strip()
     return (head.rsplit("::", 1)[-1] or head)[:60]
+
+
+def _innermost(mangled: str) -> str:
+    """The last of the identifiers that a nested mangled name begins with: each is a length and as many characters."""
+    at, found = len("_ZN"), ""
+    while at < len(mangled) and mangled[at].isdigit():
+        digits = at
+        while mangled[digits : digits + 1].isdigit():
+            digits += 1
+        end = digits + int(mangled[at:digits])
+        found, at = mangled[digits:end], end
+    return found
 
 
 def digest(nodes: Sequence[Node]) -> str:

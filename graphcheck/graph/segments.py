@@ -93,13 +93,18 @@ class AddressMap:
 
 
 def argument_words(nodes: Sequence[Node]) -> list[tuple[int, int, int, int]]:
-    """Node, argument, byte offset and value of every aligned 8-byte word of every kernel argument."""
-    return [
-        (node.index, argument.index, offset, value)
-        for node in nodes
-        for argument in node.arguments
-        for offset, value in argument.words()
-    ]
+    """Node, argument, byte offset and value of every aligned 8-byte word of every kernel argument.
+
+    The two ends of a copy, and the target of a memset, count as arguments 0 and 1.
+    """
+    found: list[tuple[int, int, int, int]] = []
+    for node in nodes:
+        for argument in node.arguments:
+            found += [(node.index, argument.index, offset, value) for offset, value in argument.words()]
+        if node.copy is not None:
+            ends = (node.copy.source, node.copy.destination)
+            found += [(node.index, number, 0, address) for number, address in enumerate(ends) if address]
+    return found
 
 
 def active_blocks(snapshot: Mapping[str, Any]) -> dict[int, int]:

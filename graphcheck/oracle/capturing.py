@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,11 +17,19 @@ from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 
 @dataclass
 class Graph:
-    """One captured graph of arm A and the undeclared storage that it writes."""
+    """One captured graph of arm A.
+
+    Args:
+        recording: the graph.
+        case: what it was captured at.
+        undeclared: storage that it writes and nobody declares, by name.
+        kept: by name and address of a buffer, the mask of what no scratch buffer overlaps; filled as it is asked for.
+    """
 
     recording: Recording
     case: Case
     undeclared: dict[str, torch.Tensor]
+    kept: dict[tuple[str, int], torch.Tensor | None] = field(default_factory=dict)
 
 
 def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) -> Graph | None:

@@ -280,7 +280,13 @@ class Step:
 
     def _kept(self, name: str) -> torch.Tensor | None:
         """The part of a buffer that no scratch buffer overlaps, as a mask; None means all of it."""
-        buffer = self.captured.buffers[name]
+        buffer, masks = self.captured.buffers[name], self.graph.kept
+        place = (name, buffer.data_ptr())
+        if place not in masks:
+            masks[place] = self._outside_scratch(buffer)
+        return masks[place]
+
+    def _outside_scratch(self, buffer: torch.Tensor) -> torch.Tensor | None:
         kept: torch.Tensor | None = None
         for other in self.component.scratch:
             scratch = self.captured.buffers[other]

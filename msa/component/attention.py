@@ -108,7 +108,14 @@ class Attention(Component):
         return str(case.variant)
 
     def scene(self, case: Case) -> Scene:
-        """The true batch of a case."""
+        """The true batch of a case; the last one is kept, since every member of the contract asks for it."""
+        kept = self.__dict__.get("_last_scene")
+        if kept is None or kept[0] is not case:
+            kept = self.__dict__["_last_scene"] = (case, self._scene(case))
+        scene: Scene = kept[1]
+        return scene
+
+    def _scene(self, case: Case) -> Scene:
         variant = self.VARIANTS[case.variant]
         table: PageTable = case.table
         drawn = table.tensor()
@@ -160,7 +167,8 @@ class Attention(Component):
         scene = self.scene(case)
         regions: dict[str, Any] = dict.fromkeys(self.mutates, NOTHING)
         if self.writes:
-            regions.update({f"{name}_{case.variant}": scene.fresh() for name in CACHES})
+            fresh = scene.fresh().to(buffers[f"q_{case.variant}"].device)
+            regions.update({f"{name}_{case.variant}": fresh for name in CACHES})
         regions["scores"] = scene.visible_scores()
         return regions
 

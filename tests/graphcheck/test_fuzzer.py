@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from graphcheck.checker import check
 from graphcheck.errors import ComponentRaised, MalformedFile
@@ -118,3 +119,22 @@ def test_a_plan_is_shrunk_by_the_strongest_evidence_that_its_small_form_shows() 
     assert target.plan is not None
     (case,) = Plan.from_json(target.plan).replays
     assert sorted(case.fields["lens"].values) == [0, 0, 0, 1]
+
+
+class DiffersOnce(MaskedSum):
+    """What its consumer sees differs between the arms in the first run of the process only."""
+
+    seen = [0, 1]
+
+    def observe(self, buffers: Any, outputs: Any) -> Any:
+        return torch.tensor(self.seen.pop() if self.seen else 7)
+
+
+def test_a_failure_that_does_not_come_again_is_reported_all_the_same(tmp_path: Path) -> None:
+    """Expected: a failing verdict that says it was seen once, with the plan as it was drawn; no pass."""
+    target = fuzz(DiffersOnce, backend="emulator", examples=3, seed=1, out=tmp_path).targets[0]
+    assert target.verdict is Verdict.FAIL
+    assert target.findings[0].code == "GC960"
+    assert "seen once" in target.findings[0].evidence[-1]
+    assert target.plan is not None
+    assert target.repro is not None

@@ -16,7 +16,8 @@ from graphcheck.backend.cuda.watch import Watch
 from graphcheck.backend.protocol import Allocation, External, Operation
 from graphcheck.errors import EnvironmentUnable, ReplayFailed
 from graphcheck.finding import Finding
-from graphcheck.graph.nodes import KERNEL, Node
+from graphcheck.graph.launches import launches
+from graphcheck.graph.nodes import Node
 from graphcheck.graph.segments import (
     FOREIGN,
     POOL,
@@ -76,10 +77,7 @@ class CudaRecording:
 
     @cached_property
     def _kernels(self) -> list[Operation]:
-        addresses = self.addresses
-        # ATen's own kernels are already in the operator log, and their argument structs hold padding.
-        foreign = [node for node in self.nodes if node.kind == KERNEL and "at6native" not in node.name]
-        return [_kernel_operation(node, addresses) for node in foreign]
+        return launches(self.nodes, self.addresses)
 
     @property
     def addresses(self) -> AddressMap:
@@ -197,18 +195,3 @@ def _disjoint(spans: list[Span]) -> list[Span]:
     for span in spans:
         seen.setdefault(span.start, span)
     return list(seen.values())
-
-
-def _kernel_operation(node: Node, addresses: AddressMap) -> Operation:
-    scalars = [(f"grid.{axis}", str(extent)) for axis, extent in zip("xyz", node.grid, strict=True)]
-    scalars += [(f"block.{axis}", str(extent)) for axis, extent in zip("xyz", node.block, strict=True)]
-    for argument in node.arguments:
-        masked = bytearray(argument.data)
-        for offset, value in argument.words():
-            span = addresses.find(value)
-            if span is not None or value > 1 << 40:
-                # An address, host pointers included: another one in the next capture, and no host value.
-                masked[offset : offset + 8] = b"@" * 8
-        if len(masked) <= 8:
-            scalars.append((f"argument {argument.index}", masked.hex()))
-    return Operation(node.label, tuple(scalars))
