@@ -177,7 +177,7 @@ class Calls(Expressions):
                 else UNKNOWN
             )
         if name in ("len", "isinstance", "hasattr", "callable", "id", "hash", "type", "issubclass"):
-            return tainted([first]) if name == "len" and first.varies else CONSTANT  # type: ignore[return-value]
+            return Value(Kind.VARYING, sources=first.sources) if name == "len" and first.varies else CONSTANT
         if name in ("max", "min", "sum", "abs", "round", "any", "all", "divmod", "pow"):
             if any(value.on_device for value in inputs):
                 return Value(Kind.READ) if name in ("any", "all") else replace(DEVICE, fresh=self.captured)
@@ -192,12 +192,12 @@ class Calls(Expressions):
         if name == "range":
             return tainted(arguments) or Value(Kind.CONTAINER, element=CONSTANT)
         if name in ("enumerate", "zip"):
-            members = tuple(self.iterated(value) for value in arguments)
-            pair = (CONSTANT, *members) if name == "enumerate" else members
+            each = tuple(self.iterated(value) for value in arguments)
+            pair = (CONSTANT, *each) if name == "enumerate" else each
             return Value(Kind.CONTAINER, element=Value(Kind.CONTAINER, items=pair, element=join_all(pair)))
         if name == "dict":
-            members = tuple(v for v in inputs if v.kind is not Kind.UNKNOWN)
-            return Value(Kind.CONTAINER, element=join_all([v.element or v for v in members]))
+            known = [value.element or value for value in inputs if value.kind is not Kind.UNKNOWN]
+            return Value(Kind.CONTAINER, element=join_all(known))
         if name == "getattr" and len(arguments) > 1 and isinstance(arguments[1].constant, str):
             return self.attribute(first, arguments[1].constant, ast.Constant(value=None))
         if name in ("str", "repr", "format"):
@@ -242,7 +242,7 @@ class Calls(Expressions):
                 fresh=self.captured,
                 made=name,
                 output=False,
-                boolean=base.boolean and name not in ("long", "int", "float", "half") or name == "bool",
+                boolean=(base.boolean and name not in ("long", "int", "float", "half")) or name == "bool",
             )
         if name == "masked_fill":
             filled = arguments[1].constant if len(arguments) > 1 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from dataclasses import replace
 
 from graphcheck.lint import log as events
@@ -61,10 +62,8 @@ class Walk(Calls):
                 samples = [self.refined(UNKNOWN, self.annotated(name.annotation, function.module)) for name in names]
                 tensors = [DEVICE if sample.kind is Kind.UNKNOWN else sample for sample in samples]
                 self._open(node, UNKNOWN, {}, "make_graphed_callables")
-                try:
+                with contextlib.suppress(Refused):
                     self.enter(function, tensors, {}, bound, node)
-                except Refused:
-                    pass
                 self._close(node)
         return given
 
@@ -135,7 +134,7 @@ class Walk(Calls):
             owner = base.definition
             before = self.heap.get(path) or (self.initial(owner, name) if isinstance(owner, ClassInfo) else UNKNOWN)
             host = value.kind in (Kind.UNKNOWN, Kind.VARYING, Kind.READ) or (
-                value.kind is Kind.CONSTANT and value.constant is None or augmented
+                (value.kind is Kind.CONSTANT and value.constant is None) or augmented
             )
             if before.kind is Kind.CONSTANT and host and isinstance(before.constant, (int, float)):
                 self.heap[path] = Value(Kind.VARYING, path=path, sources=frozenset({path}))
@@ -302,9 +301,13 @@ class Walk(Calls):
             elif isinstance(event, events.Call) and operators.is_in_place(event.method):
                 if event.receiver.on_device and event.receiver.path:
                     found.append(event.receiver.path)
-            elif isinstance(event, events.Return) and returns and event.depth == self.depth:
-                if event.value.on_device or event.value.kind is Kind.UNKNOWN:
-                    found.append("a return")
+            elif (
+                isinstance(event, events.Return)
+                and returns
+                and event.depth == self.depth
+                and (event.value.on_device or event.value.kind is Kind.UNKNOWN)
+            ):
+                found.append("a return")
         return tuple(dict.fromkeys(found))
 
     def _on_while(self, node: ast.While) -> bool:
@@ -433,7 +436,7 @@ def _merged(left: dict[str, Value], right: dict[str, Value]) -> dict[str, Value]
 
 def _is_work(event: events.Event) -> bool:
     if isinstance(event, events.Call):
-        return event.result.on_device or event.receiver.on_device and operators.is_in_place(event.method)
+        return event.result.on_device or (event.receiver.on_device and operators.is_in_place(event.method))
     return isinstance(event, events.Binary) and event.result.on_device
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from graphcheck.lint.log import Log
-from graphcheck.lint.rules import frozen, lifetimes, randomness, ranks, shapes, streams, sync, warmup
+from graphcheck.lint.rules import frozen, lifetimes, outputs, randomness, ranks, shapes, streams, sync, warmup
 from graphcheck.lint.rules.problem import Problem
 
 __all__ = ["CODES", "RULES", "Problem"]
@@ -14,7 +14,7 @@ Rule = Callable[[Log], Iterator[Problem]]
 
 RULES: dict[Rule, tuple[str, ...]] = {
     rule: codes
-    for family in (sync, streams, frozen, lifetimes, warmup, shapes, randomness, ranks)
+    for family in (sync, streams, frozen, lifetimes, outputs, warmup, shapes, randomness, ranks)
     for rule, codes in family.RULES.items()
 }
 

@@ -54,7 +54,7 @@ def extent(log: Log) -> Iterator[Problem]:
         if not event.place.captured:
             continue
         guilty: list[tuple[ast.AST, Value]] = []
-        if isinstance(event, Index) and (event.base.on_device or event.base.kind is Kind.UNKNOWN and event.bounds):
+        if isinstance(event, Index) and (event.base.on_device or (event.base.kind is Kind.UNKNOWN and event.bounds)):
             guilty = [(event.node, value) for value in (*event.bounds, *_parts(event.index)) if log.changes(value)]
         elif isinstance(event, Loop) and log.changes(event.value) and event.works:
             guilty = [(event.node, event.value)]
@@ -217,8 +217,7 @@ def side_effect(log: Log) -> Iterator[Problem]:
             if (
                 creates_once(event)
                 or (event.augmented and event.before.is_tensor)
-                or event.value.is_tensor
-                and event.augmented
+                or (event.value.is_tensor and event.augmented)
             ):
                 continue
             outermost = free and event.place.depth == 0
@@ -238,18 +237,15 @@ def side_effect(log: Log) -> Iterator[Problem]:
             isinstance(event, Call)
             and event.method in _MUTATORS
             and event.receiver.path.startswith(("self.", "buffers."))
+        ) and (
+            event.name == f".{event.method}" and not event.receiver.is_tensor and event.receiver.kind is Kind.CONTAINER
         ):
-            if (
-                event.name == f".{event.method}"
-                and not event.receiver.is_tensor
-                and event.receiver.kind is Kind.CONTAINER
-            ):
-                yield problem(
-                    "GC308",
-                    event,
-                    f"{quoted(event.node)} runs at capture only: replays add nothing to {event.receiver.path}",
-                    "do it outside the region, after the replay",
-                )
+            yield problem(
+                "GC308",
+                event,
+                f"{quoted(event.node)} runs at capture only: replays add nothing to {event.receiver.path}",
+                "do it outside the region, after the replay",
+            )
 
 
 def _persists(path: str, event: Store, log: Log) -> bool:
@@ -308,9 +304,13 @@ def leaked_flag(log: Log) -> Iterator[Problem]:
                         "clear the flag on the stored copy as well",
                         Severity.WARNING,
                     )
-        elif isinstance(event, Call) and event.name in ("copy.copy", "dataclasses.replace") and event.arguments:
-            if any(path.startswith(f"{event.arguments[0].path}.") for path in raised):
-                copied[event.arguments[0].path] = event
+        elif (
+            isinstance(event, Call)
+            and event.name in ("copy.copy", "dataclasses.replace")
+            and event.arguments
+            and any(path.startswith(f"{event.arguments[0].path}.") for path in raised)
+        ):
+            copied[event.arguments[0].path] = event
 
 
 def incomplete_key(log: Log) -> Iterator[Problem]:
@@ -319,9 +319,14 @@ def incomplete_key(log: Log) -> Iterator[Problem]:
         return
     used: dict[str, Event] = {}
     for event in log.events:
-        if isinstance(event, Read) and event.place.captured and event.place.depth == 0:
-            if event.value.kind is Kind.CONSTANT and event.path in _parameters(log):
-                used.setdefault(event.path, event)
+        if (
+            isinstance(event, Read)
+            and event.place.captured
+            and event.place.depth == 0
+            and event.value.kind is Kind.CONSTANT
+            and event.path in _parameters(log)
+        ):
+            used.setdefault(event.path, event)
     for event in log.events:
         if isinstance(event, Index) and event.stored is not None and event.stored.kind is Kind.GRAPH:
             node = event.node

@@ -21,7 +21,7 @@ def absent(guard: Guard) -> str:
             and positive is False
         ):
             name = test.args[1].value if len(test.args) > 1 and isinstance(test.args[1], ast.Constant) else ""
-            return f"{ast.unparse(test.args[0])}.{name}"
+            return f"{ast.unparse(test.args[0])}.{name}" if isinstance(name, str) else ""
         return ast.unparse(test) if not positive and isinstance(test, (ast.Name, ast.Attribute)) else ""
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         right = test.comparators[0]

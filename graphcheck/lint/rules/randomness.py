@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from graphcheck.lint import operators
-from graphcheck.lint.log import Call, Log, Mode
+from graphcheck.lint.log import Log, Mode
 from graphcheck.lint.rules.problem import Problem, problem, quoted
 from graphcheck.lint.values import Kind
 

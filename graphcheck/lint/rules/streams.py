@@ -189,7 +189,7 @@ def captured_event(log: Log) -> Iterator[Problem]:
                 "GC205",
                 event,
                 f"event {used[0]} was recorded inside the region and is an edge of the graph; {quoted(event.node)} means nothing",
-                f"make it torch.cuda.Event(external=True) and keep it with the graph",
+                "make it torch.cuda.Event(external=True) and keep it with the graph",
             )
 
 

@@ -33,12 +33,12 @@ def made_once(log: Log) -> Iterator[Problem]:
         if event.augmented or event.local or event.value.kind is Kind.CONSTANT:
             continue
         guard = creating_guard(event)
-        if guard is None or not event.path.startswith("self.") and "." not in event.path:
+        if guard is None or (not event.path.startswith("self.") and "." not in event.path):
             continue
         value, name = event.value, event.path.removesuffix("[]")
         if value.kind is Kind.UNKNOWN and not _computes(event, log):
             continue
-        if value.on_device and not _made_from_nothing(value) or value.kind is Kind.UNKNOWN:
+        if (value.on_device and not _made_from_nothing(value)) or value.kind is Kind.UNKNOWN:
             yield problem(
                 "GC602",
                 event,
