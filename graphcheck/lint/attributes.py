@@ -46,7 +46,7 @@ class Attributes(State):
             return self._member(base, name)
         known = self.heap.get(path) if path else None
         if known is not None:
-            return known
+            return replace(known, sentinel=True) if path in self.sentinels else known
         if base.kind is Kind.BUFFERS and name != "items":
             held = self.log.buffers.get(name, replace(DEVICE, path=path))
             return replace(held, sentinel=path in self.sentinels)
@@ -113,7 +113,7 @@ class Attributes(State):
             found = Value(Kind.VARYING, sources=base.sources)
         elif base.sources and found.element is not None and found.element.kind is Kind.CONSTANT:
             found = Value(Kind.CONTAINER, element=Value(Kind.VARYING, sources=base.sources))
-        return replace(found, path=path) if path else found
+        return replace(found, path=path, sentinel=path in self.sentinels) if path else found
 
     def initial(self, owner: ClassInfo, name: str) -> Value:
         """What the constructor, an annotation or the class body gives an attribute of a new instance."""

@@ -325,7 +325,7 @@ class Calls(Expressions):
         """An instance of a class of the tree; its constructor is walked inside a region only."""
         inputs = tainted([*arguments, *keywords.values()])
         sources = inputs.sources if inputs is not None else frozenset()
-        made = Value(Kind.OBJECT, symbol=owner.name, definition=owner, sources=sources)
+        made = Value(Kind.OBJECT, symbol=owner.name, definition=owner, sources=sources, fresh=self.captured)
         if self.captured and not self.silent:
             method = owner.method("__init__")
             if method is not None:

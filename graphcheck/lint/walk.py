@@ -55,7 +55,7 @@ class Walk(Calls):
         for each in callables:
             function, bound = each.definition, each.bound
             if isinstance(function, ClassInfo) and each.kind is Kind.OBJECT:
-                function, bound = function.method("forward"), each
+                function, bound = function.method("forward"), each if each.path else each.at("module")
             if isinstance(function, FunctionInfo) and self.mode is Mode.HOST and not self.region:
                 taken = function.node.args
                 names = [a for a in (*taken.posonlyargs, *taken.args) if a.arg != "self"]
@@ -153,7 +153,7 @@ class Walk(Calls):
         self.emit(events.Store(node, self.place(), name, UNKNOWN, value, augmented, local=not outer, before=before))
         if augmented and before.is_tensor:
             return
-        if name in self.rebound and not self.calls and value.kind in (Kind.CONSTANT, Kind.UNKNOWN) and not value.symbol:
+        if name in self.rebound and not self.calls and value.kind is Kind.CONSTANT and not value.symbol:
             value = Value(Kind.VARYING, sources=frozenset({name}))
         env = frame.env
         if outer and frame.parent is not None:

@@ -249,8 +249,8 @@ def side_effect(log: Log) -> Iterator[Problem]:
 
 
 def _persists(path: str, event: Store, log: Log) -> bool:
-    if path.startswith("self."):
-        return True
+    if "." in path and event.base.kind in (Kind.OBJECT, Kind.BUFFERS):
+        return not event.base.fresh
     root = path.partition(".")[0]
     if event.base.kind is Kind.UNKNOWN and not event.base.path and "." not in path:
         return not event.local

@@ -43,7 +43,8 @@ def baked_seed(log: Log) -> Iterator[Problem]:
             word = (keyword.arg or "").lower()
             if value is None or not launches or call.known or not any(part in word for part in operators.SEED_WORDS):
                 continue
-            if value.kind in (Kind.CONSTANT, Kind.VARYING) and value.constant is not False:
+            converted = isinstance(keyword.value, ast.Call) and quoted(keyword.value.func) == "int"
+            if (value.kind in (Kind.CONSTANT, Kind.VARYING) or converted) and value.constant is not False:
                 if isinstance(keyword.value, ast.Constant) and keyword.value.value is None:
                     continue
                 yield problem(

@@ -180,7 +180,8 @@ def read_too_early(log: Log) -> Iterator[Problem]:
             return
         used: Value | None = None
         if isinstance(event, Call):
-            direct = event.name.startswith("torch.") or event.name in ("print", "int", "float", "bool")
+            operator = event.name.startswith("torch.") and not event.name.startswith(("torch.utils.", "torch._"))
+            direct = operator or event.name in ("print", "int", "float", "bool")
             if (
                 event.receiver.is_tensor
                 and event.method not in operators.HOST_METHODS
