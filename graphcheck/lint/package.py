@@ -98,6 +98,8 @@ class ModuleInfo:
         self.name = name
         self.imports: dict[str, str] = {}
         self.functions: dict[str, FunctionInfo] = {}
+        self.every_class: list[ClassInfo] = []
+        self.every_function: list[FunctionInfo] = []
         self.classes: dict[str, ClassInfo] = {}
         self.globals: dict[str, ast.expr] = {}
         self._parent = name if is_package else name.rpartition(".")[0]
@@ -110,8 +112,11 @@ class ModuleInfo:
                 self.imports.update(self.imported(statement))
             elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self.functions[statement.name] = FunctionInfo(self, statement, None)
+                self.every_function.append(self.functions[statement.name])
             elif isinstance(statement, ast.ClassDef):
                 self.classes[statement.name] = ClassInfo(self, statement)
+                self.every_class.append(self.classes[statement.name])
+                self.every_function += self.classes[statement.name].methods.values()
             elif isinstance(statement, ast.Assign):
                 for target in statement.targets:
                     if isinstance(target, ast.Name):
@@ -124,6 +129,17 @@ class ModuleInfo:
                     self._collect(getattr(statement, part, []))
                 for handler in getattr(statement, "handlers", []):
                     self._collect(handler.body)
+
+    def functions_inside(self) -> Iterator[FunctionInfo]:
+        """Every function and method, and those defined inside them, in the order of lines."""
+        found = list(self.every_function)
+        known = {id(function.node) for function in found}
+        for function in self.every_function:
+            for node in ast.walk(function.node):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and id(node) not in known:
+                    known.add(id(node))
+                    found.append(FunctionInfo(self, node, None, f"{function.qualname}."))
+        yield from sorted(found, key=lambda function: function.node.lineno)
 
     def imported(self, node: ast.Import | ast.ImportFrom) -> dict[str, str]:
         """Local names that an import statement binds, with their dotted names."""

@@ -38,7 +38,7 @@ def logs(module: ModuleInfo, components: bool) -> Iterator[Log]:
     if module.source.tree is None or not (marked or (components and module.classes)):
         return
     if components:
-        for owner in module.classes.values():
+        for owner in module.every_class:
             if is_component(owner):
                 yield from _walked(_component, module.package, owner)
     if not marked:
@@ -239,10 +239,7 @@ def _top(package: Package, module: ModuleInfo) -> tuple[Log, Walk, Iterator[obje
 
 def _functions(module: ModuleInfo) -> Iterator[tuple[FunctionInfo, ast.expr | None]]:
     """Functions and methods of a module in the order of lines, with the contract's decorator where there is one."""
-    every = list(module.functions.values())
-    for owner in module.classes.values():
-        every += owner.methods.values()
-    for function in sorted(every, key=lambda each: each.node.lineno):
+    for function in module.functions_inside():
         decorated = next((node for name, node in function.decorator_names() if name in DECORATORS), None)
         yield function, decorated
 

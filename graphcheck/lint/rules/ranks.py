@@ -74,8 +74,7 @@ def never_awaited(log: Log) -> Iterator[Problem]:
 
 def contracts(module: ModuleInfo, decorators: tuple[str, ...]) -> Iterator[Problem]:
     """GC992 and GC993: a contract that names an unknown argument, or allows without a reason."""
-    functions = [*module.functions.values(), *(m for owner in module.classes.values() for m in owner.methods.values())]
-    for function in functions:
+    for function in module.functions_inside() if "capture_safe" in module.source.text else ():
         for name, node in function.decorator_names():
             if name not in decorators or not isinstance(node, ast.Call):
                 continue

@@ -87,8 +87,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (region("y = x if lens.sum() > 3 else -x"), region("y = x if model is None else -x")),
     ],
     "GC105": [
-        (
-            region("y = x[[0, 2]]"), region("y = x.index_select(0, lens)")),
+        (region("y = x[[0, 2]]"), region("y = x.index_select(0, lens)")),
         (region("x[0] = 1.0"), region("x[0].fill_(1.0)")),
     ],
     "GC106": [
