@@ -74,7 +74,7 @@ class Calls(Expressions):
         return self.opaque([*arguments, *keywords.values()], receiver)
 
     def _only_tensors(self, method: str, receiver: Value) -> bool:
-        return receiver.kind is Kind.UNKNOWN and method in operators.TENSOR_METHODS
+        return receiver.kind is Kind.UNKNOWN and (method in operators.TENSOR_METHODS or method == "pin_memory")
 
     def opaque(self, inputs: list[Value], receiver: Value = UNKNOWN) -> Value:
         """What a call into code that cannot be seen returns."""
@@ -149,8 +149,9 @@ class Calls(Expressions):
             kind = source.kind if source.is_tensor else Kind.UNKNOWN
         elif name.startswith("cupy.") or "torch.device" in self.contexts:
             kind = Kind.DEVICE
-        if kind is Kind.UNKNOWN:
-            return UNKNOWN
+        elif "pin_memory" not in keywords and (not self.captured or self.package.moves_default_device):
+            # Outside the region a default device may be set somewhere else.
+            kind = Kind.UNKNOWN
         filled = (
             arguments[1].constant
             if last == "full" and len(arguments) > 1
@@ -226,7 +227,7 @@ class Calls(Expressions):
         if name in ("to", "cuda", "type"):
             return self._moved(base, name, node, arguments, keywords)
         if name == "pin_memory":
-            return replace(base, pinned=True, path="")
+            return replace(base, kind=Kind.HOST, pinned=True, path="")
         if name in operators.VIEWS:
             return self._view(base, name)
         if operators.is_in_place(name):

@@ -181,6 +181,7 @@ class Package:
     def __init__(self) -> None:
         self.modules: dict[str, ModuleInfo] = {}
         self.by_path: dict[Path, ModuleInfo] = {}
+        self.moves_default_device = False
         self._roots: dict[str, list[Path]] = {}
         self._missing: set[str] = set()
 
@@ -188,6 +189,7 @@ class Package:
         """The module of a file, known by its path and by its dotted name."""
         name, root, is_package = locate(source.path)
         module = ModuleInfo(self, source, name, is_package)
+        self.moves_default_device |= "set_default_device" in source.text or "set_default_tensor_type" in source.text
         self.by_path[source.path] = module
         self.modules.setdefault(name, module)
         roots = self._roots.setdefault(name.partition(".")[0], [])

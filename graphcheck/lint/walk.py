@@ -12,6 +12,7 @@ from graphcheck.lint.calls import CAPTURE_STATUS, Calls
 from graphcheck.lint.frames import Refused
 from graphcheck.lint.log import Guard, Mode
 from graphcheck.lint.package import ClassInfo, FunctionInfo
+from graphcheck.lint.syntax import loaded, type_checking
 from graphcheck.lint.values import CONSTANT, DEVICE, UNKNOWN, Kind, Value, join
 
 
@@ -91,7 +92,7 @@ class Walk(Calls):
         return False
 
     def _on_augassign(self, node: ast.AugAssign) -> bool:
-        load = ast.copy_location(ast.BinOp(left=_loaded(node.target), op=node.op, right=node.value), node)
+        load = ast.copy_location(ast.BinOp(left=loaded(node.target), op=node.op, right=node.value), node)
         before = self.value(load.left)
         value = self.value(load)
         kept = before if before.is_tensor else value
@@ -227,7 +228,7 @@ class Walk(Calls):
         test = self.value(node.test)
         number = len(self.log.events)
         self.emit(events.Test(node.test, self.place(), test, "if"))
-        decided = _type_checking(node.test)
+        decided = type_checking(node.test)
         before = dict(self.frame.env)
         first = self._arm(node.body, Guard(node.test, True, test, self.frame.module)) if not decided else True
         works = self._works_since(number)
@@ -284,7 +285,7 @@ class Walk(Calls):
             skipped_effects += self._effects(self.log.events[start:], env, returns=False)
             del self.log.events[start:]
             self.frame.env = env
-        live = _names_loaded(self.frame.function)
+        live = names_loaded(self.frame.function)
         skipped_effects = tuple(name for name in skipped_effects if "." in name or name in live or name == "a return")
         both = bool(set(captured_effects) & set(skipped_effects))
         if skipped_effects or (captured_effects and not skipped):
@@ -415,17 +416,6 @@ class Walk(Calls):
         return False
 
 
-def _loaded(node: ast.expr) -> ast.expr:
-    """The same target as an expression that reads it."""
-    if isinstance(node, ast.Name):
-        return ast.copy_location(ast.Name(node.id, ast.Load()), node)
-    if isinstance(node, ast.Attribute):
-        return ast.copy_location(ast.Attribute(node.value, node.attr, ast.Load()), node)
-    if isinstance(node, ast.Subscript):
-        return ast.copy_location(ast.Subscript(node.value, node.slice, ast.Load()), node)
-    return node
-
-
 def _merged(left: dict[str, Value], right: dict[str, Value]) -> dict[str, Value]:
     """What holds of each name after either of two paths."""
     merged = dict(left)
@@ -438,17 +428,3 @@ def _is_work(event: events.Event) -> bool:
     if isinstance(event, events.Call):
         return event.result.on_device or (event.receiver.on_device and operators.is_in_place(event.method))
     return isinstance(event, events.Binary) and event.result.on_device
-
-
-def _type_checking(test: ast.expr) -> bool:
-    name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
-    return name == "TYPE_CHECKING"
-
-
-def _names_loaded(function: FunctionInfo | None) -> set[str]:
-    """Names that a function reads anywhere."""
-    if function is None:
-        return set()
-    return {
-        node.id for node in ast.walk(function.node) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }

@@ -32,6 +32,7 @@ class _Branches:
         if awaited in self.origin or awaited in self.forked:
             if waiting not in self.origin:
                 self.forked.setdefault(waiting, event)
+                self.unforked.pop(waiting, None)
                 self.joined.discard(waiting)
             else:
                 self.joined.add(awaited)
@@ -111,15 +112,11 @@ def _step(state: _Branches, event: Event) -> None:
             if awaited or own:
                 state.wait(event, first or CURRENT, awaited or own, f"event {own}")
         elif event.name == ".record" and event.receiver.kind is Kind.EVENT and own:
-            state.recorded[own] = first or _stream_around(event) or CURRENT
+            state.recorded[own] = first or CURRENT
         elif event.method == "record_event" and first:
             state.recorded[first] = own
     elif isinstance(event, Store) and event.value.kind is Kind.EVENT and event.local:
         state.recorded.setdefault(event.path, CURRENT)
-
-
-def _stream_around(event: Event) -> str:
-    return ""
 
 
 def _ended(state: _Branches, close: Close) -> Iterator[Problem]:
