@@ -24,7 +24,7 @@ def type_checking(test: ast.expr) -> bool:
     return name == "TYPE_CHECKING"
 
 
-def _namesloaded(function: FunctionInfo | None) -> set[str]:
+def names_loaded(function: FunctionInfo | None) -> set[str]:
     """Names that a function reads anywhere."""
     if function is None:
         return set()

@@ -12,7 +12,7 @@ from graphcheck.lint.calls import CAPTURE_STATUS, Calls
 from graphcheck.lint.frames import Refused
 from graphcheck.lint.log import Guard, Mode
 from graphcheck.lint.package import ClassInfo, FunctionInfo
-from graphcheck.lint.syntax import loaded, type_checking
+from graphcheck.lint.syntax import loaded, names_loaded, type_checking
 from graphcheck.lint.values import CONSTANT, DEVICE, UNKNOWN, Kind, Value, join
 
 
