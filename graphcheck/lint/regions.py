@@ -78,8 +78,19 @@ def _walked(kind: object, package: Package, *arguments: object) -> Iterator[Log]
     except (Exhausted, RecursionError):
         if log is not None:
             log.exhausted = True
+    if log is None:
+        log = _unread(arguments[0])
     if log is not None:
         yield log
+
+
+def _unread(where: object) -> Log | None:
+    """An empty log of a region that is nested too deeply to be looked at."""
+    if isinstance(where, (FunctionInfo, ClassInfo)):
+        return Log(where.name, where.module, where.node, exhausted=True)
+    if isinstance(where, ModuleInfo) and where.source.tree is not None:
+        return Log(where.name, where, where.source.tree, exhausted=True)
+    return None
 
 
 def _component(package: Package, owner: ClassInfo) -> tuple[Log, Walk, Iterator[object]]:

@@ -142,6 +142,9 @@ class Walk(Calls):
             elif before.kind is not Kind.UNKNOWN:
                 self.heap[path] = replace(before, path=path)
             return
+        if self.captured and augmented and value.kind is Kind.CONSTANT:
+            # A counter of the region goes on counting in eager execution only.
+            value = Value(Kind.VARYING, path=path, sources=frozenset({path}))
         if base.kind is Kind.BUFFERS and not value.is_tensor:
             value = DEVICE
         self.heap[path] = value if augmented else replace(value, path=path)
@@ -427,4 +430,6 @@ def _merged(left: dict[str, Value], right: dict[str, Value]) -> dict[str, Value]
 def _is_work(event: events.Event) -> bool:
     if isinstance(event, events.Call):
         return event.result.on_device or (event.receiver.on_device and operators.is_in_place(event.method))
-    return isinstance(event, events.Binary) and event.result.on_device
+    # In a region, arithmetic on values of unknown origin is arithmetic on tensors.
+    unknown = event.place.captured and isinstance(event, events.Binary) and event.result.kind is Kind.UNKNOWN
+    return unknown or (isinstance(event, events.Binary) and event.result.on_device)

@@ -10,7 +10,11 @@ import pytest
 from graphcheck.catalogue import HAZARDS
 from graphcheck.lint import CODES, Settings, lint
 
-CASES = runpy.run_path(str(Path(__file__).with_name("snippets.py")))["CASES"]
+CASES = {
+    code: pairs
+    for name in ("planted_early.py", "planted_late.py")
+    for code, pairs in runpy.run_path(str(Path(__file__).with_name(name)))["CASES"].items()
+}
 
 # A pinned temporary inside the region is an allocation of its own.
 ALSO = {"GC407": {"GC110"}}

@@ -207,3 +207,23 @@ def test_a_region_inside_a_nested_function_is_found(tmp_path: Path) -> None:
             return inner
     """
     assert [found.code for found in findings(tmp_path / "a.py", source)] == ["GC102"]
+
+
+def test_a_counter_of_the_region_freezes_the_branch_on_it(tmp_path: Path) -> None:
+    """Expected: the counter is a side effect, and the branch that asks it is frozen."""
+    source = """
+        import torch
+        class Engine:
+            def __init__(self):
+                self.steps = 0
+                self.kv = torch.zeros(4, device="cuda")
+            def region(self):
+                self.steps += 1
+                if self.steps % 2 == 0:
+                    return self.kv + 1
+                return self.kv
+            def capture(self, g):
+                with torch.cuda.graph(g):
+                    self.out = self.region()
+    """
+    assert [found.code for found in findings(tmp_path / "a.py", source)] == ["GC308", "GC303"]
