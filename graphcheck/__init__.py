@@ -20,6 +20,7 @@ _HOMES = {
     "GraphcheckError": "graphcheck.errors",
     "PageTable": "graphcheck.cases",
     "Plan": "graphcheck.plan",
+    "Range": "graphcheck.contract",
     "Recorded": "graphcheck.component",
     "Report": "graphcheck.report",
     "Severity": "graphcheck.finding",
@@ -29,6 +30,7 @@ _HOMES = {
     "capture_safe": "graphcheck.contract",
     "case": "graphcheck.strategies",
     "check": "graphcheck.checker",
+    "component_of": "graphcheck.decorated",
     "contents": "graphcheck.strategies",
     "fuzz": "graphcheck.fuzzer",
     "integers": "graphcheck.strategies",
@@ -43,7 +45,8 @@ if TYPE_CHECKING:
     from graphcheck.cases import Case, Contents, PageTable
     from graphcheck.checker import check
     from graphcheck.component import Buffers, Component, Recorded, Tolerance
-    from graphcheck.contract import capture_safe, refuse_while_capturing
+    from graphcheck.contract import Range, capture_safe, refuse_while_capturing
+    from graphcheck.decorated import component_of
     from graphcheck.errors import CaseRefused, GraphcheckError
     from graphcheck.finding import Finding, Severity, Verdict
     from graphcheck.fuzzer import fuzz

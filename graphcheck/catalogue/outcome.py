@@ -130,6 +130,15 @@ HAZARDS = (
         "r",
     ),
     Hazard(
+        "GC990",
+        "file or region not checked",
+        "A file cannot be parsed, or a region is too large to be read to its end.",
+        "What stands there is not verified.",
+        "def step(:",
+        "correct the syntax, or exclude the file in [tool.graphcheck]",
+        "s",
+    ),
+    Hazard(
         "GC991",
         "unused suppression",
         "A comment ignores a code that is not reported there.",

@@ -11,6 +11,7 @@ from graphcheck import __version__
 from graphcheck.cli.bench import bench
 from graphcheck.cli.explain import explain
 from graphcheck.cli.inspect import inspect
+from graphcheck.cli.lint import lint
 from graphcheck.cli.machine import doctor, list_components
 from graphcheck.cli.run import check, fuzz, replay
 from graphcheck.cli.selftest import selftest
@@ -31,7 +32,7 @@ def cli(context: click.Context, debug: bool) -> None:
     context.obj = {"debug": debug}
 
 
-for command in (fuzz, check, replay, inspect, list_components, doctor, explain, selftest, bench):
+for command in (fuzz, check, replay, lint, inspect, list_components, doctor, explain, selftest, bench):
     cli.add_command(command)
 
 

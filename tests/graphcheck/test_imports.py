@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("errors", "finding"),
     ("catalogue", "contract", "environment", "report", "poison", "cases", "plan", "strategies", "component"),
+    ("lint", "decorated"),
     ("compare", "watch", "graph", "backend", "zoo"),
     ("oracle",),
     ("runner", "shrinker"),
@@ -39,7 +40,9 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
             yield node.module, id(node) in top
 
 
-@pytest.mark.parametrize("module", ["graphcheck", "graphcheck.pytest_plugin", "graphcheck.cli", "graphcheck.catalogue"])
+@pytest.mark.parametrize(
+    "module", ["graphcheck", "graphcheck.pytest_plugin", "graphcheck.cli", "graphcheck.catalogue", "graphcheck.lint"]
+)
 def test_importing_loads_neither_torch_nor_hypothesis(module: str) -> None:
     """Expected: a fresh interpreter that imports the module has loaded neither."""
     code = f"import sys, {module}; print(sorted({{'torch', 'hypothesis'}} & set(sys.modules)))"
@@ -70,13 +73,17 @@ def test_graphcheck_imports_only_from_its_own_layer_or_before(path: Path) -> Non
         assert LEVEL[parts[1]] <= LEVEL[own], f"{own} imports {module}"
 
 
-@pytest.mark.parametrize("package", ["report", "catalogue"])
-def test_report_and_catalogue_import_findings_only(package: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "more"),
+    [("report", ()), ("catalogue", ()), ("lint", ("catalogue",))],
+    ids=["report", "catalogue", "lint"],
+)
+def test_report_catalogue_and_lint_import_findings_only(package: str, more: tuple[str, ...]) -> None:
     for path in (ROOT / "graphcheck" / package).rglob("*.py"):
         for module, _ in imports(path):
             assert module.split(".")[0] not in ("torch", "hypothesis")
             if module.startswith("graphcheck."):
-                assert module.split(".")[1] in (package, "finding", "errors")
+                assert module.split(".")[1] in (package, "finding", "errors", *more)
 
 
 @pytest.mark.parametrize("package", ["msa", "eagle3"])

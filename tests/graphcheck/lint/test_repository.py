@@ -1,0 +1,69 @@
+"""The repository itself: planted components are found, clean twins and shipped code are silent."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from graphcheck.finding import Finding
+from graphcheck.lint import Settings, lint
+from graphcheck.zoo import entries
+
+ROOT = Path(__file__).parents[3]
+
+# What only running the component can show: contents, arithmetic, budgets, and who calls first.
+NOT_STATIC = {
+    "GC312": {"reads-uniform-stride", "msa-keeps-staged-table"},
+    "GC405": {"msa-builds-on-first-use"},
+    "GC505": {"over-budget", "msa-expands-all-heads"},
+    "GC704": {"leaks-unwritten"},
+}
+
+
+@pytest.fixture(scope="module")
+def findings() -> list[Finding]:
+    """What lint says of everything that ships, with paths below the root."""
+    return lint([ROOT / "graphcheck", ROOT / "msa", ROOT / "eagle3"], Settings()).findings
+
+
+def of_class(findings: list[Finding], name: str) -> list[Finding]:
+    """Findings whose region belongs to a class."""
+    return [found for found in findings if found.place.split(" ")[0] == f"{name}.run"]
+
+
+def test_shipped_code_outside_the_zoos_is_silent(findings: list[Finding]) -> None:
+    """Expected: nothing, and no suppression comment that would hide something."""
+    assert [str(found.where) for found in findings if found.where and f"{Path('zoo')}" not in found.where.file] == []
+    for package in ("graphcheck", "msa", "eagle3"):
+        for path in (ROOT / package).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            if "graphcheck: ignore[" in text:
+                assert "lint" in path.parts, path
+
+
+@pytest.mark.parametrize("entry", [entry for entry in entries() if entry.code < "GC96"], ids=lambda entry: entry.name)
+def test_planted_components_are_found_and_their_twins_are_silent(entry: object, findings: list[Finding]) -> None:
+    """Expected: the planted class gives its code, unless only running it can show that; the twin gives nothing."""
+    planted, clean = entry.planted.__name__, entry.clean.__name__  # type: ignore[attr-defined]
+    code, name = entry.code, entry.name  # type: ignore[attr-defined]
+    assert of_class(findings, clean) == []
+    codes = {found.code for found in of_class(findings, planted)}
+    if name in NOT_STATIC.get(code, ()):
+        assert code not in codes
+    else:
+        assert code in codes
+
+
+def test_linting_needs_no_module_beyond_the_standard_library() -> None:
+    """Expected: the linter's own files import the standard library and graphcheck only."""
+    import sys
+
+    for path in (ROOT / "graphcheck" / "lint").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            for module in names:
+                assert module.split(".")[0] in {*sys.stdlib_module_names, "graphcheck"}
