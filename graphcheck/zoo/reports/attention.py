@@ -1,0 +1,51 @@
+"""The small attention that most reported components run: one query a request over the keys it has cached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from graphcheck.cases import Case
+from graphcheck.component import Buffers, Component
+from graphcheck.strategies import case, contents, lengths
+
+B, CAPACITY, PAGE = 4, 16, 4
+# Multiples of 1/32: sums of products are exact, so no arm depends on the order of a reduction.
+EXACT_VALUES = ("ramp",)
+
+
+class DecodeAttention(Component):
+    """Unnormalised attention of one query a request over its cached keys, all lengths read on the device."""
+
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(
+            q=torch.empty(B, device=device),
+            k=torch.empty(B, CAPACITY, device=device),
+            v=torch.empty(B, CAPACITY, device=device),
+            kv_lens=torch.ones(B, dtype=torch.int32, device=device),
+            columns=torch.arange(CAPACITY, dtype=torch.int32, device=device),
+            out=torch.empty(B, device=device),
+        )
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(kv_lens=lengths(B, 1, CAPACITY, page=PAGE), tokens=contents(EXACT_VALUES))
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        self.stage_tokens(buffers, case)
+        buffers.kv_lens.copy_(case.kv_lens)
+
+    def stage_tokens(self, buffers: Buffers, case: Case) -> None:
+        """Queries, keys and values of the case."""
+        for part, name in enumerate(("q", "k", "v")):
+            case.tokens.fill(buffers[name], part)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.weighted(buffers).sum(1))
+        return {"out": buffers.out}
+
+    def weighted(self, buffers: Buffers) -> torch.Tensor:
+        """Each value times its score, zero beyond ``kv_lens``; float32 [B, CAPACITY], device."""
+        products = buffers.q.unsqueeze(1) * buffers.k * buffers.v
+        return torch.where(buffers.columns < buffers.kv_lens.unsqueeze(1), products, torch.zeros_like(products))
