@@ -209,7 +209,9 @@ class AlignsEagerly(DecodeAttention):
         buffers.sorted_ids = sorted_ids
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        buffers.out.copy_(self.weighted(buffers).sum(1).index_select(0, buffers.sorted_ids))
+        # Clamped: ids read from memory that was freed stay inside.
+        ids = buffers.sorted_ids.clamp(0, B - 1)
+        buffers.out.copy_(self.weighted(buffers).sum(1).index_select(0, ids))
         return {"out": buffers.out}
 
 
