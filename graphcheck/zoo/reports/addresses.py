@@ -51,7 +51,7 @@ class GrowsForSmallBatch(DecodeAttention):
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         rows, splits = self.batch_size, needed(self.batch_size) // self.batch_size
         partials = buffers.workspace[: rows * splits].view(rows, splits)
-        torch.sum(self.weighted(buffers)[:rows].view(rows, splits, -1), 2, out=partials)
+        torch.sum(self.weighted(buffers, buffers.kv_lens)[:rows].view(rows, splits, -1), 2, out=partials)
         buffers.out.zero_()
         buffers.out[:rows].copy_(partials.sum(1))
         return {"out": buffers.out}
@@ -94,7 +94,7 @@ class RestoresStateElsewhere(DecodeAttention):
         buffers.ssm_state.data = saved
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        buffers.ssm_state.mul_(0.5).add_(self.weighted(buffers).sum(1))
+        buffers.ssm_state.mul_(0.5).add_(self.weighted(buffers, buffers.kv_lens).sum(1))
         buffers.out.copy_(buffers.ssm_state)
         return {"out": buffers.out}
 
@@ -140,7 +140,7 @@ class ReloadsRegisteredOnly(DecodeAttention):
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         scaled = self.projection.weight * self.projection.derived["scale"]
-        buffers.out.copy_(self.weighted(buffers).sum(1) * scaled)
+        buffers.out.copy_(self.weighted(buffers, buffers.kv_lens).sum(1) * scaled)
         return {"out": buffers.out}
 
 
@@ -175,7 +175,7 @@ class SetterReallocates(DecodeAttention):
         held.data = value.to(held.device)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        noise = (buffers.k * buffers.v).sum(1)
+        noise = (buffers.kv[0] * buffers.kv[1]).sum(1)
         buffers.out.copy_(noise * buffers.prompt_embeds + buffers.q * buffers.timesteps)
         return {"out": buffers.out}
 
@@ -211,7 +211,7 @@ class AlignsEagerly(DecodeAttention):
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         # Clamped: ids read from memory that was freed stay inside.
         ids = buffers.sorted_ids.clamp(0, B - 1)
-        buffers.out.copy_(self.weighted(buffers).sum(1).index_select(0, ids))
+        buffers.out.copy_(self.weighted(buffers, buffers.kv_lens).sum(1).index_select(0, ids))
         return {"out": buffers.out}
 
 
@@ -238,9 +238,7 @@ class ReallocatesInPreparation(DecodeAttention):
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         lens = self.cu_seqlens[1:] - self.cu_seqlens[:-1]
-        products = buffers.q.unsqueeze(1) * buffers.k * buffers.v
-        valid = buffers.columns < lens.unsqueeze(1)
-        buffers.out.copy_(torch.where(valid, products, torch.zeros_like(products)).sum(1))
+        buffers.out.copy_(self.weighted(buffers, lens).sum(1))
         return {"out": buffers.out}
 
 
@@ -279,9 +277,7 @@ class SharesMetadataSlot(DecodeAttention):
         self.metadata[self.current].copy_(case.kv_lens)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        products = buffers.q.unsqueeze(1) * buffers.k * buffers.v
-        valid = buffers.columns < self.metadata[self.current].unsqueeze(1)
-        total = torch.where(valid, products, torch.zeros_like(products)).sum(1)
+        total = self.weighted(buffers, self.metadata[self.current]).sum(1)
         buffers.out.copy_(total * 2 if self.adapted else total)
         return {"out": buffers.out}
 
@@ -310,7 +306,7 @@ class ExemptsCopySource(DecodeAttention):
         self.begin = case.begin
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        window = buffers.k[:, self.begin : self.begin + PAGE]
+        window = buffers.kv[0][:, self.begin : self.begin + PAGE]
         buffers.out.copy_((window * buffers.q.unsqueeze(1)).sum(1))
         return {"out": buffers.out}
 

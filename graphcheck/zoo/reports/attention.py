@@ -22,10 +22,8 @@ class DecodeAttention(Component):
     def allocate(self, device: torch.device) -> Buffers:
         return Buffers(
             q=torch.empty(B, device=device),
-            k=torch.empty(B, CAPACITY, device=device),
-            v=torch.empty(B, CAPACITY, device=device),
+            kv=torch.empty(2, B, CAPACITY, device=device),
             kv_lens=torch.ones(B, dtype=torch.int32, device=device),
-            columns=torch.arange(CAPACITY, dtype=torch.int32, device=device),
             out=torch.empty(B, device=device),
         )
 
@@ -38,14 +36,23 @@ class DecodeAttention(Component):
 
     def stage_tokens(self, buffers: Buffers, case: Case) -> None:
         """Queries, keys and values of the case."""
-        for part, name in enumerate(("q", "k", "v")):
-            case.tokens.fill(buffers[name], part)
+        case.tokens.fill(buffers.q)
+        case.tokens.fill(buffers.kv, 1)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        buffers.out.copy_(self.weighted(buffers).sum(1))
+        buffers.out.copy_(self.weighted(buffers, buffers.kv_lens).sum(1))
         return {"out": buffers.out}
 
-    def weighted(self, buffers: Buffers) -> torch.Tensor:
-        """Each value times its score, zero beyond ``kv_lens``; float32 [B, CAPACITY], device."""
-        products = buffers.q.unsqueeze(1) * buffers.k * buffers.v
-        return torch.where(buffers.columns < buffers.kv_lens.unsqueeze(1), products, torch.zeros_like(products))
+    def weighted(self, buffers: Buffers, kv_lens: torch.Tensor) -> torch.Tensor:
+        """Each value times its score, zero beyond ``kv_lens`` [B], device; float32 [B, CAPACITY], device."""
+        return torch.where(columns(buffers.q.device) < kv_lens.unsqueeze(1), products(buffers), 0.0)
+
+
+def columns(device: torch.device) -> torch.Tensor:
+    """Positions of the keys, int64 [CAPACITY], device."""
+    return torch.arange(CAPACITY, device=device)
+
+
+def products(buffers: Buffers) -> torch.Tensor:
+    """Each value times its score, float32 [B, CAPACITY], device."""
+    return buffers.q.unsqueeze(1) * buffers.kv[0] * buffers.kv[1]

@@ -29,7 +29,7 @@ class SkipsLayerWhileCapturing(DecodeAttention):
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         buffers.out.copy_(buffers.residual)
         if not self.skipped():
-            buffers.out.add_(self.weighted(buffers).sum(1))
+            buffers.out.add_(self.weighted(buffers, buffers.kv_lens).sum(1))
         return {"out": buffers.out}
 
     def skipped(self) -> bool:
@@ -54,7 +54,7 @@ class KeepsAttribute(DecodeAttention):
         self.hidden = torch.zeros(B, device=buffers.q.device)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        self.hidden = self.weighted(buffers).sum(1)
+        self.hidden = self.weighted(buffers, buffers.kv_lens).sum(1)
         buffers.out.copy_(self.hidden * 2)
         return {"hidden": self.hidden, "out": buffers.out}
 
@@ -80,7 +80,7 @@ class TracksLossInPython(DecodeAttention):
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         outputs = super().run(buffers)
-        buffers.loss.copy_(self.weighted(buffers).abs().amax())
+        buffers.loss.copy_(self.weighted(buffers, buffers.kv_lens).abs().amax())
         self.tracker["load_balancing"] = buffers.loss
         return {**outputs, "loss": buffers.loss}
 

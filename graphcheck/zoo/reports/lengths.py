@@ -11,7 +11,7 @@ from graphcheck.cases import Case
 from graphcheck.component import Buffers, Component
 from graphcheck.strategies import case, contents, integers, lengths
 from graphcheck.zoo import Entry
-from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention
+from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention, columns
 
 READS = 32
 Q_LEN = 4
@@ -35,10 +35,10 @@ class KeysByPaddedReads(DecodeAttention):
         return int(case.kv_lens.max())
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        k, v = buffers.k[:, : self.max_seqlen_k], buffers.v[:, : self.max_seqlen_k]
-        valid = buffers.columns[: self.max_seqlen_k] < buffers.kv_lens.unsqueeze(1)
-        products = buffers.q.unsqueeze(1) * k * v
-        buffers.out.copy_(torch.where(valid, products, torch.zeros_like(products)).sum(1))
+        k, v = buffers.kv[0][:, : self.max_seqlen_k], buffers.kv[1][:, : self.max_seqlen_k]
+        valid = columns(buffers.q.device)[: self.max_seqlen_k] < buffers.kv_lens.unsqueeze(1)
+        weighted = buffers.q.unsqueeze(1) * k * v
+        buffers.out.copy_(torch.where(valid, weighted, 0.0).sum(1))
         return {"out": buffers.out}
 
 
@@ -62,7 +62,7 @@ class LaunchesForContext(DecodeAttention):
         self.max_seqlen_k = int(case.kv_lens.max())
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        weighted = self.weighted(buffers)
+        weighted = self.weighted(buffers, buffers.kv_lens)
         buffers.out.zero_()
         for block in range(-(-self.max_seqlen_k // PAGE)):
             buffers.out.add_(weighted[:, block * PAGE : (block + 1) * PAGE].sum(1))
@@ -132,10 +132,10 @@ class ChoosesWindowOnHost(DecodeAttention):
         buffers.kv_lens.fill_(case.length)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        weighted = self.weighted(buffers)
+        weighted = self.weighted(buffers, buffers.kv_lens)
         if self.current > WINDOW:
             first = buffers.kv_lens.unsqueeze(1) - WINDOW
-            weighted = torch.where(buffers.columns >= first, weighted, torch.zeros_like(weighted))
+            weighted = torch.where(columns(buffers.q.device) >= first, weighted, 0.0)
         buffers.out.copy_(weighted.sum(1))
         return {"out": buffers.out}
 

@@ -13,7 +13,7 @@ from graphcheck.cases import Case
 from graphcheck.component import Buffers
 from graphcheck.strategies import batch, case, contents, integers, lengths
 from graphcheck.zoo import Entry
-from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention
+from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention, columns
 from graphcheck.zoo.reports.entry import Undetected
 
 PAGES = 3
@@ -43,9 +43,7 @@ class LeavesOffsets(DecodeAttention):
             buffers.offsets.copy_(-case.rejected)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        valid = buffers.columns < (buffers.kv_lens + buffers.offsets).unsqueeze(1)
-        products = buffers.q.unsqueeze(1) * buffers.k * buffers.v
-        buffers.out.copy_(torch.where(valid, products, torch.zeros_like(products)).sum(1))
+        buffers.out.copy_(self.weighted(buffers, buffers.kv_lens + buffers.offsets).sum(1))
         return {"out": buffers.out}
 
 
@@ -83,8 +81,8 @@ class WritesSlotMinusOne(DecodeAttention):
     def stage(self, buffers: Buffers, case: Case) -> None:
         super().stage(buffers, case)
         # All padding rows compute one value, so that it does not matter which of them writes a slot last.
-        for name in ("q", "k", "v"):
-            buffers[name][case.size :].fill_(1)
+        buffers.q[case.size :].fill_(1)
+        buffers.kv[:, case.size :].fill_(1)
         buffers.kv_lens[case.size :].fill_(PAGE)
         buffers.slot_mapping.fill_(-1)
         buffers.slot_mapping[: case.size].copy_(torch.tensor(case.order[: case.size]))
@@ -145,23 +143,23 @@ class PadsWithEmptyRows(DecodeAttention):
     def stage(self, buffers: Buffers, case: Case) -> None:
         super().stage(buffers, case)
         buffers.kv_lens[case.size :].fill_(self.pad_len)
-        buffers.v[case.size :].zero_()
+        buffers.kv[:, case.size :].zero_()
         buffers.live.copy_(torch.arange(B) < case.size)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        valid = buffers.columns < buffers.kv_lens.unsqueeze(1)
+        keys = (columns(buffers.q.device) < buffers.kv_lens.unsqueeze(1)).sum(1)
         # A mean over the keys stands for the softmax: nothing divided by nothing, and exact otherwise.
-        attended = self.weighted(buffers).sum(1) / valid.sum(1)
+        attended = self.weighted(buffers, buffers.kv_lens).sum(1) / keys
         return self.quantised(buffers, attended)
 
     def eager(self, buffers: Buffers, case: Case) -> Mapping[str, torch.Tensor]:
-        attended = self.weighted(buffers).sum(1) / buffers.kv_lens
-        return self.quantised(buffers, torch.where(buffers.kv_lens > 0, attended, torch.zeros_like(attended)))
+        attended = self.weighted(buffers, buffers.kv_lens).sum(1) / buffers.kv_lens
+        return self.quantised(buffers, torch.where(buffers.kv_lens > 0, attended, 0.0))
 
     def quantised(self, buffers: Buffers, attended: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Live rows [B] in units of the largest row of their tile."""
         scaled = attended / attended.abs().amax().clamp(min=1)
-        buffers.out.copy_(torch.where(buffers.live, scaled, torch.zeros_like(scaled)))
+        buffers.out.copy_(torch.where(buffers.live, scaled, 0.0))
         return {"out": buffers.out}
 
 
@@ -205,14 +203,14 @@ class ScattersStaleTail(DecodeAttention):
         buffers.state_indices[: case.size].copy_(self.live(case))
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        update = self.weighted(buffers).sum(1)
+        update = self.weighted(buffers, buffers.kv_lens).sum(1)
         kept = buffers.state.index_select(0, buffers.state_indices) * 0.5
         buffers.state.index_copy_(0, buffers.state_indices, kept + update)
         buffers.out.copy_(update)
         return {"out": buffers.out}
 
     def eager(self, buffers: Buffers, case: Case) -> Mapping[str, torch.Tensor]:
-        update = self.weighted(buffers).sum(1)
+        update = self.weighted(buffers, buffers.kv_lens).sum(1)
         live = self.live(case).to(buffers.q.device)
         buffers.state.index_copy_(0, live, buffers.state.index_select(0, live) * 0.5 + update[: case.size])
         buffers.out.copy_(update)
@@ -256,7 +254,7 @@ class KeepsPositionSlots(DecodeAttention):
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         positions = buffers.mrope_deltas.index_select(0, buffers.mrope_slots) + buffers.kv_lens
-        buffers.out.copy_(self.weighted(buffers).sum(1) + positions)
+        buffers.out.copy_(self.weighted(buffers, buffers.kv_lens).sum(1) + positions)
         return {"out": buffers.out}
 
 

@@ -62,9 +62,9 @@ class PlansAtCapture(DecodeAttention):
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         columns = buffers.kv_tile_starts.unsqueeze(1) + buffers.in_tile
         index = (buffers.request_indices.clamp(max=B - 1).unsqueeze(1) * CAPACITY + columns).reshape(-1)
-        tiles = self.weighted(buffers).view(-1).index_select(0, index).view(TILES, PAGE).sum(1)
+        tiles = self.weighted(buffers, buffers.kv_lens).view(-1).index_select(0, index).view(TILES, PAGE).sum(1)
         of_request = buffers.request_indices == buffers.requests.unsqueeze(1)
-        buffers.out.copy_(torch.where(of_request, tiles, torch.zeros_like(tiles)).sum(1))
+        buffers.out.copy_(torch.where(of_request, tiles, 0.0).sum(1))
         return {"out": buffers.out}
 
     def eager(self, buffers: Buffers, case: Case) -> Mapping[str, torch.Tensor]:
@@ -95,10 +95,10 @@ class FollowsUnwrittenTiles(PlansAtCapture):
         first = buffers.kv_tile_starts.remainder(CAPACITY - PAGE + 1)
         request = buffers.request_indices.remainder(B)
         index = (request.unsqueeze(1) * CAPACITY + first.unsqueeze(1) + buffers.in_tile).reshape(-1)
-        tiles = self.weighted(buffers).view(-1).index_select(0, index).view(TILES, PAGE).sum(1)
-        tiles = torch.where(self.launched(buffers), tiles, torch.zeros_like(tiles))
+        tiles = self.weighted(buffers, buffers.kv_lens).view(-1).index_select(0, index).view(TILES, PAGE).sum(1)
+        tiles = torch.where(self.launched(buffers), tiles, 0.0)
         of_request = request == buffers.requests.unsqueeze(1)
-        buffers.out.copy_(torch.where(of_request, tiles, torch.zeros_like(tiles)).sum(1))
+        buffers.out.copy_(torch.where(of_request, tiles, 0.0).sum(1))
         return {"out": buffers.out}
 
     def launched(self, buffers: Buffers) -> torch.Tensor:
@@ -126,7 +126,7 @@ class SplitsByHeuristic(DecodeAttention):
         return -(-int(case.kv_lens.max()) // PAGE)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        splits = self.weighted(buffers)[:, : self.num_splits * PAGE].view(B, self.num_splits, PAGE)
+        splits = self.weighted(buffers, buffers.kv_lens)[:, : self.num_splits * PAGE].view(B, self.num_splits, PAGE)
         partials = splits.sum(2)
         buffers.out.copy_(partials.sum(1))
         return {"out": buffers.out}
@@ -158,9 +158,7 @@ class SchedulesLazily(DecodeAttention):
             self.scheduled = True
         ends = buffers.bounds
         starts = torch.nn.functional.pad(ends[:-1], (1, 0))
-        valid = buffers.columns < (ends - starts).unsqueeze(1)
-        products = buffers.q.unsqueeze(1) * buffers.k * buffers.v
-        buffers.out.copy_(torch.where(valid, products, torch.zeros_like(products)).sum(1))
+        buffers.out.copy_(self.weighted(buffers, ends - starts).sum(1))
         return {"out": buffers.out}
 
     def schedule(self, buffers: Buffers) -> None:
@@ -214,7 +212,7 @@ class KeepsForcedSampling(DecodeAttention):
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         metadata = self.cached if self.cached is not None else self.live
-        logits = self.weighted(buffers).sum(1)
+        logits = self.weighted(buffers, buffers.kv_lens).sum(1)
         buffers.out.copy_(logits if metadata.force_sampling else logits * buffers.temperature)
         return {"out": buffers.out}
 
@@ -252,8 +250,8 @@ class EncodesRows(DecodeAttention):
         self.operand = TensorMap(case.rows)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        rows = (buffers.q.unsqueeze(1) * buffers.k).sum(1)
-        buffers.out.copy_(torch.where(self.inside(buffers), rows, torch.zeros_like(rows)))
+        rows = (buffers.q.unsqueeze(1) * buffers.kv[0]).sum(1)
+        buffers.out.copy_(torch.where(self.inside(buffers), rows, 0.0))
         return {"out": buffers.out}
 
     def inside(self, buffers: Buffers) -> torch.Tensor:

@@ -41,7 +41,7 @@ class ReleasesPointerArray(DecodeAttention):
         assert self.staging is not None
         buffers.pointers.copy_(self.staging, non_blocking=True)
         self.release()
-        rows = buffers.k.index_select(0, buffers.pointers.clamp(0, B - 1))
+        rows = buffers.kv[0].index_select(0, buffers.pointers.clamp(0, B - 1))
         buffers.out.copy_((rows * buffers.q.unsqueeze(1)).sum(1))
         return {"out": buffers.out}
 
@@ -77,12 +77,12 @@ class DropsShapeVectors(DecodeAttention):
         self.host[1].copy_(torch.tensor([1, CAPACITY] if case.transposed else [CAPACITY, 1]))
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        dims, strides = (vector.to(buffers.k.device, non_blocking=True) for vector in self.host)
+        dims, strides = (vector.to(buffers.kv.device, non_blocking=True) for vector in self.host)
         self.release()
         width = dims[1].clamp(1, B * CAPACITY)
         row = torch.div(buffers.elements, width, rounding_mode="floor")
         offset = row * strides[0] + (buffers.elements - row * width) * strides[1]
-        strided = buffers.k.view(-1).index_select(0, offset.clamp(0, B * CAPACITY - 1))
+        strided = buffers.kv[0].view(-1).index_select(0, offset.clamp(0, B * CAPACITY - 1))
         buffers.out.copy_((strided.view(B, CAPACITY) * buffers.q.unsqueeze(1)).sum(1))
         return {"out": buffers.out}
 
@@ -117,7 +117,7 @@ class ReturnsIntoSource(DecodeAttention):
         buffers.device_lens.copy_(buffers.host_lens, non_blocking=True)
         buffers.device_lens.mul_(2)
         self.destination(buffers).copy_(buffers.device_lens, non_blocking=True)
-        buffers.out.copy_(self.weighted(buffers).sum(1) + buffers.device_lens)
+        buffers.out.copy_(self.weighted(buffers, buffers.kv_lens).sum(1) + buffers.device_lens)
         return {"out": buffers.out}
 
     def destination(self, buffers: Buffers) -> torch.Tensor:

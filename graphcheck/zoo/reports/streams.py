@@ -13,7 +13,7 @@ from graphcheck.cases import Case
 from graphcheck.component import Buffers
 from graphcheck.strategies import case, contents, integers
 from graphcheck.zoo import Entry
-from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, B, DecodeAttention
+from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, B, DecodeAttention, products
 from graphcheck.zoo.reports.entry import Undetected
 
 BLOCKS = 8
@@ -32,7 +32,7 @@ class LeavesPrefetchInFlight(DecodeAttention):
         outputs = super().run(buffers)
         self.prefetch.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.prefetch):
-            buffers.prefetched.copy_(buffers.k)
+            buffers.prefetched.copy_(buffers.kv[0])
         self.next_segment(buffers)
         return outputs
 
@@ -55,7 +55,7 @@ class DisposesHiddenStates(DecodeAttention):
         routed = hidden.view(1, B)
         shared = hidden + 1
         self.dispose(hidden)
-        buffers.out.copy_((routed * shared).sum(0) + self.weighted(buffers).sum(1))
+        buffers.out.copy_((routed * shared).sum(0) + self.weighted(buffers, buffers.kv_lens).sum(1))
         return {"out": buffers.out}
 
     def dispose(self, hidden: torch.Tensor) -> None:
@@ -91,8 +91,8 @@ class DropsWithCapturedSeed(DecodeAttention):
         buffers.seed.fill_(case.seed)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        rows = (buffers.k * buffers.v).sum(1) * buffers.q
-        buffers.out.copy_(torch.where(self.kept(buffers), rows, torch.zeros_like(rows)))
+        rows = (buffers.kv[0] * buffers.kv[1]).sum(1) * buffers.q
+        buffers.out.copy_(torch.where(self.kept(buffers), rows, 0.0))
         return {"out": buffers.out}
 
     def kept(self, buffers: Buffers) -> torch.Tensor:
@@ -126,7 +126,7 @@ class KeepsRunOutput(DecodeAttention):
         return super().allocate(device)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        return {"hidden": self.weighted(buffers).sum(1)}
+        return {"hidden": self.weighted(buffers, buffers.kv_lens).sum(1)}
 
     def observe(self, buffers: Buffers, outputs: Mapping[str, torch.Tensor]) -> Any:
         previous, self.previous = self.previous, self.keep(outputs["hidden"])
@@ -174,7 +174,7 @@ class RebindsCapturedResult(DecodeAttention):
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         reduced = buffers.blocks[self.block()]
-        weighted = buffers.q.unsqueeze(1) * buffers.k * buffers.v
+        weighted = products(buffers)
         reduced.copy_(weighted.amin(1) if self.kind == "min" else weighted.amax(1))
         return {"reduced": reduced}
 

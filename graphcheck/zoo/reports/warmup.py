@@ -13,7 +13,7 @@ from graphcheck.cases import Case
 from graphcheck.component import Buffers
 from graphcheck.strategies import case, contents, lengths
 from graphcheck.zoo import Entry
-from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention
+from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention, columns
 from graphcheck.zoo.reports.entry import Undetected
 
 DRAFT_STEPS = 2
@@ -32,7 +32,7 @@ class DraftAdvancesLengths(DecodeAttention):
         buffers.out.zero_()
         for _ in range(DRAFT_STEPS):
             buffers.kv_lens.add_(1)
-            buffers.out.mul_(2).add_(self.weighted(buffers).sum(1))
+            buffers.out.mul_(2).add_(self.weighted(buffers, buffers.kv_lens).sum(1))
         return {"out": buffers.out}
 
 
@@ -62,7 +62,7 @@ class CachesWorkspaceInCapture(DecodeAttention):
         return self.workspaces[rows, width]
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        weighted = self.weighted(buffers)
+        weighted = self.weighted(buffers, buffers.kv_lens)
         partials = self.workspace(B, PAGE, buffers.q.device)
         torch.sum(weighted.view(B, PAGE, -1), 2, out=partials)
         buffers.out.copy_(partials.sum(1))
@@ -88,12 +88,12 @@ class ComputesFrequenciesLazily(DecodeAttention):
 
     def frequencies(self, buffers: Buffers) -> torch.Tensor:
         """Powers of two [CAPACITY], device: exact, as the case's tokens are."""
-        return (buffers.columns % PAGE).float().exp2()
+        return (columns(buffers.q.device) % PAGE).float().exp2()
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         if self.inv_freq is None:
             self.inv_freq = self.frequencies(buffers)
-        buffers.out.copy_((self.weighted(buffers) * self.inv_freq).sum(1))
+        buffers.out.copy_((self.weighted(buffers, buffers.kv_lens) * self.inv_freq).sum(1))
         return {"out": buffers.out}
 
 
@@ -134,7 +134,7 @@ class CachesCasts(DecodeAttention):
         return buffers.half
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        buffers.out.copy_(self.weighted(buffers).sum(1) * self.half_weight(buffers).float())
+        buffers.out.copy_(self.weighted(buffers, buffers.kv_lens).sum(1) * self.half_weight(buffers).float())
         return {"out": buffers.out}
 
 
@@ -162,7 +162,7 @@ class TunesInCapture(DecodeAttention):
         return launch(self.best[key])
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        weighted = self.weighted(buffers)
+        weighted = self.weighted(buffers, buffers.kv_lens)
         buffers.out.copy_(self.tuned(B, lambda block: weighted.view(B, -1, block).sum(2).sum(1)))
         return {"out": buffers.out}
 
