@@ -104,6 +104,7 @@ class StepsOnHost(DecodeAttention):
     """An optimiser whose step counter, and with it the bias correction, is a Python number."""
 
     mutates: ClassVar[tuple[str, ...]] = ("weight", "momentum")
+    warmup = 0
 
     def allocate(self, device: torch.device) -> Buffers:
         self.step = 0
@@ -179,6 +180,6 @@ UNDETECTED = [
             StepsOnDevice,
             "step counter and bias correction are Python numbers",
         ),
-        "GC602 leads: needs a record of a second step, compared with the first: what differs was counted on the host.",
+        "GC312 leads: needs a record of a second step, compared with the first: what differs was counted on the host.",
     ),
 ]

@@ -13,7 +13,7 @@ from graphcheck.cases import Case
 from graphcheck.component import Buffers
 from graphcheck.strategies import batch, case, contents, integers, lengths
 from graphcheck.zoo import Entry
-from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention, columns
+from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention
 from graphcheck.zoo.reports.entry import Undetected
 
 PAGES = 3
@@ -134,9 +134,6 @@ class PadsWithEmptyRows(DecodeAttention):
 
     pad_len = 0
 
-    def allocate(self, device: torch.device) -> Buffers:
-        return Buffers(**dict(super().allocate(device).items()), live=torch.zeros(B, dtype=torch.bool, device=device))
-
     def cases(self) -> SearchStrategy[Case]:
         return case(kv_lens=lengths(B, 1, CAPACITY, page=PAGE), tokens=contents(EXACT_VALUES), size=batch(B))
 
@@ -144,23 +141,19 @@ class PadsWithEmptyRows(DecodeAttention):
         super().stage(buffers, case)
         buffers.kv_lens[case.size :].fill_(self.pad_len)
         buffers.kv[:, case.size :].zero_()
-        buffers.live.copy_(torch.arange(B) < case.size)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        keys = (columns(buffers.q.device) < buffers.kv_lens.unsqueeze(1)).sum(1)
-        # A mean over the keys stands for the softmax: nothing divided by nothing, and exact otherwise.
-        attended = self.weighted(buffers, buffers.kv_lens).sum(1) / keys
-        return self.quantised(buffers, attended)
+        return self.quantised(buffers, B)
 
     def eager(self, buffers: Buffers, case: Case) -> Mapping[str, torch.Tensor]:
-        attended = self.weighted(buffers, buffers.kv_lens).sum(1) / buffers.kv_lens
-        return self.quantised(buffers, torch.where(buffers.kv_lens > 0, attended, 0.0))
+        return self.quantised(buffers, case.size)
 
-    def quantised(self, buffers: Buffers, attended: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Live rows [B] in units of the largest row of their tile."""
-        scaled = attended / attended.abs().amax().clamp(min=1)
-        buffers.out.copy_(torch.where(buffers.live, scaled, 0.0))
-        return {"out": buffers.out}
+    def quantised(self, buffers: Buffers, size: int) -> Mapping[str, torch.Tensor]:
+        """The first ``size`` rows in units of the largest of them."""
+        # A mean over the keys stands for the softmax: nothing divided by nothing, and exact otherwise.
+        attended = (self.weighted(buffers, buffers.kv_lens).sum(1) / buffers.kv_lens)[:size]
+        buffers.out[:size].copy_(attended / attended.abs().amax().clamp(min=1))
+        return {"out": buffers.out[:size]}
 
 
 class PadsWithOneKey(PadsWithEmptyRows):

@@ -14,7 +14,7 @@ from graphcheck.cases import Case
 from graphcheck.component import Buffers
 from graphcheck.strategies import case, contents, integers, lengths
 from graphcheck.zoo import Entry
-from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention
+from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention, columns, products
 from graphcheck.zoo.reports.entry import Undetected
 
 TILES = B * CAPACITY // PAGE
@@ -113,27 +113,44 @@ class LaunchesRealTiles(FollowsUnwrittenTiles):
 
 
 class SplitsByHeuristic(DecodeAttention):
-    """The number of KV splits, and with it the partial results, follow from the lengths at capture."""
+    """The kernels and their partial results are those of the split count at capture, the schedule that of the batch."""
 
-    num_splits = CAPACITY // PAGE
+    scratch = ("partials",)
+    captured_splits = CAPACITY // PAGE
+
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(
+            **dict(super().allocate(device).items()),
+            num_splits=torch.ones((), dtype=torch.int64, device=device),
+            partials=torch.empty(CAPACITY // PAGE, B, device=device),
+        )
 
     def stage(self, buffers: Buffers, case: Case) -> None:
         super().stage(buffers, case)
-        self.num_splits = self.schedule(case)
+        splits = self.bounded(-(-int(case.kv_lens.max()) // PAGE))
+        self.captured_splits = splits
+        buffers.num_splits.fill_(splits)
 
-    def schedule(self, case: Case) -> int:
-        """KV splits of the batch."""
-        return -(-int(case.kv_lens.max()) // PAGE)
+    def bounded(self, splits: int) -> int:
+        """KV splits of a batch for which the heuristic wants ``splits``."""
+        return splits
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        splits = self.weighted(buffers, buffers.kv_lens)[:, : self.num_splits * PAGE].view(B, self.num_splits, PAGE)
-        partials = splits.sum(2)
-        buffers.out.copy_(partials.sum(1))
+        weighted = self.weighted(buffers, buffers.kv_lens)
+        chunk = (buffers.num_splits + CAPACITY - 1) // buffers.num_splits
+        split_of_key = columns(buffers.q.device) // chunk
+        # One split writes the result itself; more of them leave partial results for a second kernel.
+        if self.captured_splits == 1:
+            buffers.out.copy_(torch.where(split_of_key == 0, weighted, 0.0).sum(1))
+            return {"out": buffers.out}
+        for split in range(self.captured_splits):
+            buffers.partials[split].copy_(torch.where(split_of_key == split, weighted, 0.0).sum(1))
+        torch.sum(buffers.partials[: self.captured_splits], 0, out=buffers.out)
         return {"out": buffers.out}
 
 
 class SplitsByBound(SplitsByHeuristic):
-    def schedule(self, case: Case) -> int:
+    def bounded(self, splits: int) -> int:
         return CAPACITY // PAGE
 
 
@@ -222,50 +239,47 @@ class ClearsForcedSampling(KeepsForcedSampling):
         cached.force_sampling = False
 
 
-@dataclass(frozen=True)
-class TensorMap:
-    """The host's description of one operand: the extents that the kernel trusts."""
-
-    rows: int
-
-
 class EncodesRows(DecodeAttention):
-    """Grouped product whose host-built tensor map holds the rows of the batch at capture."""
+    """Grouped product over the rows that a host-built tensor map spans; the map is built for the capture."""
 
-    operand = TensorMap(B)
-
-    def cases(self) -> SearchStrategy[Case]:
-        return case(rows=integers(1, B), tokens=contents(EXACT_VALUES))
+    built = False
 
     def allocate(self, device: torch.device) -> Buffers:
         return Buffers(
             **dict(super().allocate(device).items()),
-            live=torch.zeros((), dtype=torch.int64, device=device),
+            tensor_map=torch.zeros(2, dtype=torch.int64, device=device),
             row=torch.arange(B, device=device),
         )
 
+    def cases(self) -> SearchStrategy[Case]:
+        return case(rows=integers(1, B), tokens=contents(EXACT_VALUES))
+
     def stage(self, buffers: Buffers, case: Case) -> None:
         self.stage_tokens(buffers, case)
-        buffers.live.fill_(case.rows)
-        self.operand = TensorMap(case.rows)
+        self.describe(buffers, case.rows)
+
+    def describe(self, buffers: Buffers, rows: int) -> None:
+        """The launcher: build the map for ``rows`` rows if it has none yet."""
+        if not self.built:
+            self.encode(buffers, rows)
+            self.built = True
+
+    def encode(self, buffers: Buffers, rows: int) -> None:
+        """Write the addresses of the operand's first and last row."""
+        keys = buffers.kv[0]
+        buffers.tensor_map.copy_(torch.tensor([keys[0].data_ptr(), keys[rows - 1].data_ptr()]))
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        rows = (buffers.q.unsqueeze(1) * buffers.kv[0]).sum(1)
-        buffers.out.copy_(torch.where(self.inside(buffers), rows, 0.0))
+        pitch = buffers.kv.stride(1) * buffers.kv.element_size()
+        last = (buffers.tensor_map[1] - buffers.tensor_map[0]) // pitch
+        rows = products(buffers).sum(1)
+        buffers.out.copy_(torch.where(buffers.row <= last, rows, 0.0))
         return {"out": buffers.out}
 
-    def inside(self, buffers: Buffers) -> torch.Tensor:
-        """Rows that lie inside the operand, bool [B], device."""
-        return buffers.row < self.operand.rows
 
-
-class ReadsRows(EncodesRows):
-    def inside(self, buffers: Buffers) -> torch.Tensor:
-        return buffers.row < buffers.live
-
-    def stage(self, buffers: Buffers, case: Case) -> None:
-        super().stage(buffers, case)
-        self.operand = TensorMap(B)
+class EncodesEachBatch(EncodesRows):
+    def describe(self, buffers: Buffers, rows: int) -> None:
+        self.encode(buffers, rows)
 
 
 ZOO = [
@@ -291,9 +305,9 @@ UNDETECTED = [
             "b007-more-splits-than-captured",
             SplitsByHeuristic,
             SplitsByBound,
-            "the split count and the partial results are those of the lengths at capture",
+            "kernels and partial results are those of the split count at capture",
         ),
-        "GC302 leads: needs a detector that knows a baked extent for a split count of partial results.",
+        "GC303 leads: needs a detector that sees that lengths alone choose the operations.",
     ),
     Undetected(
         Entry(
@@ -310,10 +324,10 @@ UNDETECTED = [
             "GC306",
             "b087-tensor-map-frozen-at-capture",
             EncodesRows,
-            ReadsRows,
+            EncodesEachBatch,
             "a host-built descriptor holds the rows of the batch at capture",
         ),
-        "GC301 leads: needs a detector that knows a baked number for a field of a descriptor.",
+        "GC305 leads: needs a detector that knows a table of addresses for what it is.",
     ),
     Undetected(
         Entry(
