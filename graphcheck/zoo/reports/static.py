@@ -8,17 +8,15 @@ _SAMPLING = """\
 import torch
 
 
-class Sampler:
-    def __init__(self, rows):
-        self.temperature_h = torch.ones(rows, pin_memory=True)
-        self.temperature = torch.ones(rows, device="cuda")
-        self.graph = torch.cuda.CUDAGraph()
-
-    def serve(self, batches):
-        for temperatures in batches:
-{fill}
-            self.temperature.copy_({source}, non_blocking=True)
-            self.graph.replay()
+def serve(sample, logits, batches):
+    temperature_h = torch.ones(8, pin_memory=True)
+    temperature = torch.ones(8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+{captured}
+    for temperatures in batches:
+{refreshed}
+        graph.replay()
 """
 
 _CAPTURE = """\
@@ -40,12 +38,18 @@ STATIC = [
         "GC408",
         "b029-sampling-buffer-refilled-while-queued",
         _SAMPLING.format(
-            fill="            self.temperature_h.copy_(temperatures)",
-            source="self.temperature_h",
+            captured="""\
+        temperature.copy_(temperature_h, non_blocking=True)
+        tokens = sample(logits, temperature)""",
+            refreshed="""\
+        temperature_h.copy_(temperatures)""",
         ),
         _SAMPLING.format(
-            fill="            fresh = temperatures.pin_memory()",
-            source="fresh",
+            captured="""\
+        tokens = sample(logits, temperature)""",
+            refreshed="""\
+        fresh = temperatures.pin_memory()
+        temperature.copy_(fresh, non_blocking=True)""",
         ),
         "the host fills the pinned buffer of the next step while the previous step's copy is still queued",
     ),
