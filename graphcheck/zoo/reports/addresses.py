@@ -75,14 +75,13 @@ class RestoresStateElsewhere(DecodeAttention):
     """Sleeping for a weight sync frees the recurrent state and brings it back in other memory."""
 
     mutates = ("ssm_state",)
+    inert = {"synced": "sleeping and waking up changes no value"}
 
     def allocate(self, device: torch.device) -> Buffers:
         return Buffers(**dict(super().allocate(device).items()), ssm_state=torch.zeros(B, device=device))
 
     def cases(self) -> SearchStrategy[Case]:
         return case(kv_lens=lengths(B, 1, CAPACITY, page=PAGE), tokens=contents(EXACT_VALUES), synced=st.booleans())
-
-    inert = {"synced": "sleeping and waking up changes no value"}
 
     def stage(self, buffers: Buffers, case: Case) -> None:
         super().stage(buffers, case)
