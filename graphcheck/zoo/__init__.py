@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from graphcheck.component import Component
 
-FAMILIES = ("forbidden", "frozen", "addresses", "pools", "warmup", "padding", "oracle")
+FAMILIES = ("forbidden", "frozen", "addresses", "pools", "warmup", "padding", "oracle", "reports")
 BUILT_IN = tuple(f"graphcheck.zoo.{family}" for family in FAMILIES)
 PACKAGES = ("msa.zoo",)
 

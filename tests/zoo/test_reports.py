@@ -1,0 +1,55 @@
+"""Every public report stands in one list, the document is in step, and twins of undetected reports are silent."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from graphcheck.catalogue import HAZARDS
+from graphcheck.finding import Severity, Verdict
+from graphcheck.fuzzer import fuzz
+from graphcheck.zoo.reports import ELSEWHERE, EMULATOR_ONLY, SOURCES, STATIC, UNDETECTED, ZOO
+from graphcheck.zoo.reports.entry import Snippet, Undetected
+from graphcheck.zoo.reports.table import found, table
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reports.md"
+
+
+def test_each_report_stands_in_exactly_one_list() -> None:
+    """Expected: one row for each number of SOURCES, and no row without one."""
+    rows = found()
+    assert {number: len(row) for number, row in rows.items()} == dict.fromkeys(SOURCES, 1)
+    assert sum(map(len, rows.values())) == len(ZOO) + len(STATIC) + len(UNDETECTED) + len(ELSEWHERE)
+
+
+def test_codes_are_in_the_catalogue() -> None:
+    """Expected: no code of the table is unknown."""
+    assert [code for row in found().values() for code, _ in row if code not in HAZARDS] == []
+
+
+def test_what_is_for_the_emulator_only_exists() -> None:
+    """Expected: names of entries, each with a reason."""
+    names = {entry.name for entry in ZOO} | {undetected.entry.name for undetected in UNDETECTED}
+    assert names >= EMULATOR_ONLY.keys() and all(EMULATOR_ONLY.values())
+
+
+def test_document_is_in_step() -> None:
+    """Expected: docs/reports.md is what `python -m graphcheck.zoo.reports` prints."""
+    assert DOCUMENT.read_text(encoding="utf-8") == table()
+
+
+@pytest.mark.parametrize("snippet", STATIC, ids=lambda snippet: snippet.name)
+def test_snippets_are_source_that_differs(snippet: Snippet) -> None:
+    """Expected: both parse, and as different programs."""
+    assert ast.dump(ast.parse(snippet.planted)) != ast.dump(ast.parse(snippet.clean))
+
+
+@pytest.mark.parametrize("undetected", UNDETECTED, ids=lambda undetected: undetected.entry.name)
+def test_twin_of_an_undetected_report_is_silent(undetected: Undetected) -> None:
+    """Expected: verdict pass, no error and no warning."""
+    report = fuzz(undetected.entry.clean(), backend="emulator", examples=8, seed=1)
+    (target,) = report.targets
+    assert [finding for finding in target.findings if finding.severity is not Severity.NOTE] == []
+    assert target.verdict is Verdict.PASS
