@@ -35,7 +35,7 @@ def doctor() -> int:
     for extra, names in lacking().items():
         out.print(f"extra {extra}: lacks {', '.join(names)}; pip install 'torch-graphcheck[{extra}]'")
     if importlib.util.find_spec("torch") is None:
-        out.print("torch: not installed; only explain works. Install torch 2.9 or later")
+        out.print("torch: not installed; only lint and explain work. Install torch 2.9 or later")
         return 3
     import torch
 

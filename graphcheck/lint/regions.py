@@ -10,6 +10,7 @@ from graphcheck.lint import operators
 from graphcheck.lint.frames import Exhausted, Frame, Refused
 from graphcheck.lint.log import Close, Log, Mode, Open
 from graphcheck.lint.package import ClassInfo, FunctionInfo, ModuleInfo, Package
+from graphcheck.lint.syntax import named
 from graphcheck.lint.values import CONSTANT, DEVICE, UNKNOWN, Kind, Value
 from graphcheck.lint.walk import Walk
 
@@ -116,14 +117,13 @@ def _component(package: Package, owner: ClassInfo) -> tuple[Log, Walk, Iterator[
             walk.frame = walk.activation(function, list(arguments), {}, own)
             walk.stack = [id(function)]
             try:
-                ended = walk.body(function.node.body)
+                walk.body(function.node.body)
                 if mode is Mode.KEY:
-                    log.key_sources = frozenset().union(*(value.sources for value in walk.frame.returns), frozenset())
+                    log.key_sources = frozenset().union(*map(_sources, walk.frame.returns), frozenset())
             finally:
                 if mode is Mode.REGION:
                     log.events.append(Close(function.node, walk.place(), walk.region))
                     walk.region = 0
-            del ended
 
         return step
 
@@ -136,6 +136,12 @@ def _component(package: Package, owner: ClassInfo) -> tuple[Log, Walk, Iterator[
         run("observe", Mode.OBSERVE, buffers, outputs),
     ]
     return log, walk, iter(steps)
+
+
+def _sources(value: Value) -> frozenset[str]:
+    """Where a value and the members of a tuple come from."""
+    members = (*(value.items or ()), *((value.element,) if value.element is not None else ()))
+    return value.sources.union(*map(_sources, members), frozenset())
 
 
 def _is_base(owner: ClassInfo) -> bool:
@@ -186,17 +192,6 @@ def _argument(name: str, annotated: Value, role: str) -> Value:
     if role and annotated.kind is Kind.UNKNOWN:
         return replace(DEVICE, path=name)
     return annotated
-
-
-def named(node: ast.expr) -> list[str]:
-    """Strings of a literal tuple, list, or of the keys of a literal mapping."""
-    if isinstance(node, ast.Dict):
-        parts: list[ast.expr | None] = list(node.keys)
-    elif isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-        parts = list(node.elts)
-    else:
-        parts = []
-    return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
 def _around(package: Package, function: FunctionInfo) -> tuple[Log, Walk, Iterator[object]]:

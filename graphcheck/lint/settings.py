@@ -15,7 +15,7 @@ from graphcheck.lint.rules import CODES
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    tomllib = None
+    import tomli as tomllib
 
 _KNOWN = ("select", "ignore", "exclude")
 
@@ -95,8 +95,6 @@ def load(start: Path, select: Iterable[str] = (), ignore: Iterable[str] = ()) ->
 
 
 def _table(path: Path) -> dict[str, Any] | None:
-    if tomllib is None:
-        return None
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

@@ -31,3 +31,14 @@ def names_loaded(function: FunctionInfo | None) -> set[str]:
     return {
         node.id for node in ast.walk(function.node) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }
+
+
+def named(node: ast.expr) -> list[str]:
+    """Strings of a literal tuple, list, or of the keys of a literal mapping."""
+    if isinstance(node, ast.Dict):
+        parts: list[ast.expr | None] = list(node.keys)
+    elif isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        parts = list(node.elts)
+    else:
+        parts = []
+    return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -108,23 +109,8 @@ class Attention(Component):
         return str(case.variant)
 
     def scene(self, case: Case) -> Scene:
-        """The true batch of a case; the last one is kept, since every member of the contract asks for it."""
-        kept = self.__dict__.get("_last_scene")
-        if kept is None or kept[0] is not case:
-            kept = self.__dict__["_last_scene"] = (case, self._scene(case))
-        scene: Scene = kept[1]
-        return scene
-
-    def _scene(self, case: Case) -> Scene:
-        variant = self.VARIANTS[case.variant]
-        table: PageTable = case.table
-        drawn = table.tensor()
-        shared = 0
-        if table.kind == "shared":
-            shared = int((drawn == drawn[:1]).all(0).sum())
-            drawn = PageTable("permuted", table.seed, table.rows, table.width, table.pages).tensor()
-        kv_lens = self.true_lengths(case)
-        return Scene.build(variant.geometry, variant.bucket, variant.qo_len, kv_lens, drawn.tolist(), shared)
+        """The true batch of a case."""
+        return _scene(self.VARIANTS[case.variant], case.table, tuple(self.true_lengths(case)))
 
     def true_lengths(self, case: Case) -> list[int]:
         """Length of each real request at this step, tokens."""
@@ -199,6 +185,17 @@ class Attention(Component):
         caches = {name: before[f"{name}_{case.variant}"] for name in CACHES}
         fresh = {name: before[f"{part}_{case.variant}"] for name, part in zip(CACHES, FRESH, strict=True)}
         return answer.caches_after(self.scene(case), caches, fresh)
+
+
+@lru_cache(maxsize=8)
+def _scene(variant: Variant, table: PageTable, kv_lens: tuple[int, ...]) -> Scene:
+    """Kept, since every member of the contract asks for it, in both arms."""
+    drawn = table.tensor()
+    shared = 0
+    if table.kind == "shared":
+        shared = int((drawn == drawn[:1]).all(0).sum())
+        drawn = PageTable("permuted", table.seed, table.rows, table.width, table.pages).tensor()
+    return Scene.build(variant.geometry, variant.bucket, variant.qo_len, list(kv_lens), drawn.tolist(), shared)
 
 
 def put_lengths(target: torch.Tensor, values: tuple[int, ...]) -> None:

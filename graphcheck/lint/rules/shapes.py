@@ -11,6 +11,7 @@ from graphcheck.lint.log import Call, Close, Event, Guard, Index, Log, Mode, Ret
 from graphcheck.lint.rules.guards import absent
 from graphcheck.lint.rules.lifetimes import region_inputs
 from graphcheck.lint.rules.problem import Problem, problem, quoted
+from graphcheck.lint.syntax import named
 from graphcheck.lint.values import Kind, Value
 
 _PLANNERS = ("plan", "prepare", "begin_forward", "prepare_metadata", "init_forward_metadata", "build_metadata")
@@ -125,6 +126,8 @@ def omitted_input(log: Log) -> Iterator[Problem]:
         guards = [guard for guard in write.event.place.guards if _optional(guard, log)]
         if write.unconditional or len(guards) != len(write.event.place.guards):
             continue
+        if write.path.rpartition(".")[2] in _state(log):
+            continue
         others = [other for other in writes if other.path == write.path and other is not write]
         if any(other.unconditional or _opposite(other, write) for other in others):
             continue
@@ -155,9 +158,23 @@ def _plain(test: ast.expr) -> bool:
     )
 
 
+def _state(log: Log) -> set[str]:
+    """Buffers that the component declares as state: they live on from step to step, refreshed or not."""
+    held = log.component.attribute("mutates") if log.component is not None else None
+    return set(named(held[1])) if held is not None and held[1] is not None else set()
+
+
 def _opposite(other: _Write, write: _Write) -> bool:
-    tests = {(ast.unparse(guard.test), guard.positive) for guard in write.event.place.guards}
-    return any((ast.unparse(guard.test), not guard.positive) in tests for guard in other.event.place.guards)
+    tests = {_asked(guard) for guard in write.event.place.guards}
+    return any((text, not positive) in tests for text, positive in map(_asked, other.event.place.guards))
+
+
+def _asked(guard: Guard) -> tuple[str, bool]:
+    """The test without its negations, and whether it holds."""
+    test, positive = guard.test, guard.positive
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, positive = test.operand, not positive
+    return ast.unparse(test), positive
 
 
 def _replays(log: Log, event: Event) -> bool:
