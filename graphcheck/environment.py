@@ -21,7 +21,18 @@ _CHECKS = {
         "guard bands",
         "undeclared writes",
     ),
-    "cuda": ("lockstep", "capture refusals", "streams", "allocation", "address ledger", "differential record"),
+    "cuda": (
+        "lockstep",
+        "capture refusals",
+        "streams",
+        "allocation",
+        "address ledger",
+        "differential record",
+        "guard bands",
+        "undeclared writes",
+        "compilation",
+        "foreign allocators",
+    ),
 }
 
 
@@ -48,7 +59,7 @@ def active_checks(backend: str) -> list[str]:
     """The checks that are live on ``backend``, here."""
     checks = list(_CHECKS[backend])
     if backend == "cuda" and importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings"):
-        checks.append("graph inspection")
+        checks += ["graph inspection", "memory nodes"]
     return checks
 
 

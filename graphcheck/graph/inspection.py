@@ -49,14 +49,19 @@ class Inspection:
         no_address = len(argument_words(self.nodes)) - len(self.words)
         return {**dict(sorted(kinds.items())), **dict(sorted(owners.items())), "words without an address": no_address}
 
-    def pointers(self, node: Node) -> list[str]:
-        """For each pointer argument of a node: position and what it belongs to."""
-        return [
-            f"{word.argument}: {word.span.name or word.span.owner}"
-            + (f"+{word.address - word.span.start}" if word.address != word.span.start else "")
-            for word in self.words
-            if word.node == node.index
-        ]
+    def arguments(self, node: Node) -> list[str]:
+        """For each argument of a node: its position, and what it points at or its number; structs show pointers only."""
+        shown: list[tuple[int, str]] = []
+        for word in self.words:
+            if word.node == node.index:
+                behind = f"+{word.address - word.span.start}" if word.address != word.span.start else ""
+                shown.append((word.argument, f"{word.argument}: {word.span.name or word.span.owner}{behind}"))
+        pointing = {argument for argument, _ in shown}
+        for argument in node.arguments:
+            if argument.index not in pointing and len(argument.data) in (1, 2, 4, 8):
+                number = int.from_bytes(argument.data, "little", signed=True)
+                shown.append((argument.index, f"{argument.index} = {number}"))
+        return [text for _, text in sorted(shown, key=lambda item: item[0])]
 
     def _memory_nodes(self) -> list[Finding]:
         memory = [node for node in self.nodes if node.kind in (MEM_ALLOC, MEM_FREE)]
@@ -125,19 +130,19 @@ class Inspection:
             "target": self.target,
             "digest": self.digest,
             "counts": self.counts(),
-            "nodes": [{**node.to_json(), "pointers": self.pointers(node)} for node in self.nodes],
+            "nodes": [{**node.to_json(), "arguments_classed": self.arguments(node)} for node in self.nodes],
             "findings": [finding.to_json() for finding in self.findings],
         }
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Index, kind, name, launch and pointers of each node, for a table."""
+        """Index, kind, name, launch and arguments of each node, for a table."""
         return [
             (
                 str(node.index),
                 node.kind,
                 node.label if node.kind == KERNEL else "",
                 f"{node.grid} x {node.block}" if node.kind == KERNEL else "",
-                ", ".join(self.pointers(node)),
+                ", ".join(self.arguments(node)),
             )
             for node in self.nodes
         ]

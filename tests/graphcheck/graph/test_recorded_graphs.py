@@ -151,4 +151,4 @@ def test_counts_tell_words_with_and_without_an_address() -> None:
     capture = captures("kernel_of_cuda_core")[0]
     inspection = Inspection("t", nodes(capture), _words(capture))
     assert inspection.counts() == {KERNEL: 1, "words in static input": 3, "words without an address": 0}
-    assert inspection.rows()[0][2:] == ("row_sum", "(1, 1, 1) x (4, 1, 1)", "0: x, 1: lens, 2: out")
+    assert inspection.rows()[0][2:] == ("row_sum", "(1, 1, 1) x (4, 1, 1)", "0: x, 1: lens, 2: out, 3 = 24, 4 = 3")
