@@ -148,9 +148,23 @@ def test_selftest_counts_and_bench_measures(tmp_path: Path, capsys: pytest.Captu
     assert "entries right" in out
     assert json.loads(table.read_text())["rows"][0]["code"] == "GC401"
     target = "graphcheck.zoo.rows:MaskedSum"
-    code, out, _ = run(["bench", target, "--backend", "emulator", "--repeats", "3", "--examples", "1"], capsys)
+    figures = tmp_path / "figures.json"
+    arguments = ["bench", target, "--backend", "emulator", "--repeats", "3", "--json", str(figures)]
+    code, out, _ = run(arguments, capsys)
     assert code == 0
     assert "replay_over_cpu" in out
+    found = json.loads(figures.read_text())
+    assert set(found["rungs"]) == {"determinism", "reference", "side_effects", "vacuity"}
+    assert min(found["eager"], found["replay"], found["bound"], found["step"]) > 0
+
+
+def test_inspect_without_a_gpu_exits_3_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    code, out, err = run(["inspect", "msa.decode"], capsys)
+    assert (code, out) == (3, "")
+    assert "needs an NVIDIA GPU" in err
+    assert err.count("\n") == 1
 
 
 def test_the_catalogue_is_well_formed() -> None:
