@@ -103,8 +103,18 @@ def _note_drift(arm: Arm, hidden: Snapshot, outcome: Outcome) -> None:
             outcome.drifted.append(name)
 
 
-def refusal_finding(refused: CaptureRefused, case: Case | None) -> Finding:
-    """The finding for an operation that a capturing stream refuses."""
+def refusal_finding(refused: CaptureRefused, case: Case | None, replay: int | None = None) -> Finding:
+    """The finding for an operation that CUDA refuses: of a capturing stream, or after it around a replay."""
+    if replay is not None:
+        return Finding(
+            code=refused.code,
+            message=refused.what,
+            where=refused.where,
+            place=f"replay {replay} at {case}",
+            expected="nothing around a replay that only makes sense inside the capture",
+            got=refused.where.source if refused.where is not None else "",
+            advice=refused.advice,
+        )
     return Finding(
         code=refused.code,
         message=refused.what,

@@ -12,9 +12,10 @@ from graphcheck.backend.protocol import Backend
 from graphcheck.cases import Case
 from graphcheck.compare import Comparator
 from graphcheck.component import Component
+from graphcheck.errors import CaptureRefused
 from graphcheck.finding import RUNGS, Finding, Severity
 from graphcheck.oracle.arm import Arm, put_back
-from graphcheck.oracle.capturing import Graph, capture
+from graphcheck.oracle.capturing import Graph, capture, refusal_finding
 from graphcheck.oracle.step import Step
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 from graphcheck.plan import Plan
@@ -133,9 +134,13 @@ class Lockstep:
                 continue
             self.outcome.counts.cases += 1
             step = self._step(graph, case, number)
-            if not step.stage():
-                continue
-            step.replay(first=last is None)
+            try:
+                if not step.stage():
+                    continue
+                step.replay(first=last is None)
+            except CaptureRefused as refused:
+                self.outcome.symptoms.append(Symptom(Kind.REFUSAL, refusal_finding(refused, case, number), number))
+                break
             last = step
             if self.outcome.of(Kind.LEDGER, Kind.CRASH) or self._mismatch():
                 break

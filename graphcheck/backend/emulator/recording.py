@@ -14,11 +14,11 @@ from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.ledger import Ledger
 from graphcheck.backend.emulator.memory import HEAP
 from graphcheck.backend.emulator.pinned import PINNED
-from graphcheck.backend.emulator.streams import unjoined
+from graphcheck.backend.emulator.streams import WIDEST, unjoined
 from graphcheck.backend.emulator.tensor import DeviceTensor, of_block
 from graphcheck.backend.protocol import Allocation, External, Operation
 from graphcheck.errors import CaptureRefused, ReplayFailed
-from graphcheck.finding import Finding
+from graphcheck.finding import Finding, Severity
 
 
 class EmulatedRecording:
@@ -152,7 +152,22 @@ def finish(capture: Capture, outputs: Mapping[str, torch.Tensor] | None) -> Emul
     if capture.refusal is not None:
         abandon(capture)
         raise capture.refusal
+    if len(capture.streams) > WIDEST:
+        capture.findings.append(_fan_out(capture))
     return EmulatedRecording(capture, outputs)
+
+
+def _fan_out(capture: Capture) -> Finding:
+    return Finding(
+        code="GC207",
+        message=f"the region spreads over {len(capture.streams)} streams",
+        severity=Severity.WARNING,
+        where=next((node.where for node in capture.nodes if node.where is not None), None),
+        place="capture",
+        expected=f"at most {WIDEST} streams, the hardware queues that a process has by default",
+        got=f"{len(capture.streams)} streams for {len(capture.nodes)} operations",
+        advice="reuse one side stream, and record the main branch before the side branch",
+    )
 
 
 def abandon(capture: Capture) -> None:

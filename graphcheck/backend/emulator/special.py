@@ -92,6 +92,7 @@ def _factory(mode: Any, rule: Any, args: Any, kwargs: Any, raws: Any, raw_kwargs
 def launched_outside(rule: Any) -> None:
     """Note work that runs while a capture goes on, on a stream that is not part of it."""
     if DEVICE.capture is not None:
+        DEVICE.capture.outside.add(DEVICE.stream)
         DEVICE.note(
             "GC204",
             f"{rule.func} was issued on a stream that is not part of the capture: it ran once, now, and no replay will "

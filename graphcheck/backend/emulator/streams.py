@@ -10,6 +10,8 @@ from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.host_read import ADVICE
 
 _idents = itertools.count(1)
+# What CUDA_DEVICE_MAX_CONNECTIONS is unless set: more streams than that share hardware queues.
+WIDEST = 8
 _QUERY = "query before the capture or after the replay"
 
 
@@ -103,6 +105,7 @@ class Event:
         self.device = _device()
         self._recorded = False
         self._capture: int | None = None
+        self._stream: Stream | None = None
         self._clock: dict[Stream, int] = {}
         self._at = 0.0
 
@@ -110,6 +113,7 @@ class Event:
         stream = stream if stream is not None else DEVICE.stream
         capture = DEVICE.capture
         self._recorded = True
+        self._stream = stream
         self._at = time.perf_counter()
         if capture is not None and stream in capture.streams and not self.external:
             self._capture = capture.ident
@@ -123,10 +127,24 @@ class Event:
         if not self._recorded or self.external:
             return
         if capture is not None and self._capture == capture.ident:
+            if stream is DEFAULT:
+                DEVICE.refuse(
+                    "GC111",
+                    "the legacy default stream is made to depend on the capturing one, which it cannot join",
+                    "fork onto a stream of your own, and build and warm up whatever remembers its stream on the "
+                    "capturing stream",
+                )
             capture.streams.add(stream)
             clock = capture.clock.setdefault(stream, {})
             for other, tick in self._clock.items():
                 clock[other] = max(clock.get(other, 0), tick)
+        elif capture is not None and stream in capture.streams and self._stream in capture.outside:
+            DEVICE.refuse(
+                "GC201",
+                "the capturing stream joins a side stream that was given work and never forked from it",
+                "let the side stream wait for the capturing one before its first operation "
+                "(side.wait_stream(torch.cuda.current_stream()))",
+            )
         elif capture is not None and stream in capture.streams:
             DEVICE.refuse(
                 "GC203",
