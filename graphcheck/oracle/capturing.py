@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,22 +14,28 @@ from graphcheck.errors import CaptureRefused
 from graphcheck.finding import Finding, Severity
 from graphcheck.oracle.arm import Arm, Snapshot, clone, put_back, snapshot, storage_key
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
+from graphcheck.watch import capture_status, context, host_state, reachable
 
 
 @dataclass
 class Graph:
-    """One captured graph of arm A and the undeclared storage that it writes."""
+    """One captured graph of arm A, the undeclared storage that it writes, and what the host did and was set to."""
 
     recording: Recording
     case: Case
     undeclared: dict[str, torch.Tensor]
+    host_state: tuple[str, ...]
+    context: context.Context
 
 
-def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) -> Graph | None:
+def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome, unaware: bool = False) -> Graph | None:
     """Warm up and capture ``arm`` at ``case``; None if the case or the capture was refused.
 
     The state that ``mutates`` declares is put back to what it was before staging, except for what ``restores``
     promises: that is compared after every warm-up run and after the capture.
+
+    Args:
+        unaware: the region is told that nothing is capturing.
     """
     component, backend = arm.component, arm.backend
     initial = snapshot({name: arm.buffers[name] for name in component.mutates})
@@ -48,8 +55,10 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) 
         _compare_restores(arm, staged, f"after warm-up run {number + 1} of {warmups}", outcome)
         put_back(dict(arm.buffers.items()), staged, own)
     _note_drift(arm, hidden, outcome)
+    before, ambient = reachable.plain_state(component), context.snapshot()
     try:
-        recording = arm.with_rng(lambda: backend.record(arm.run, pool))
+        with capture_status.denied() if unaware else nullcontext():
+            recording = arm.with_rng(lambda: backend.record(arm.run, pool))
     except CaptureRefused as refused:
         outcome.symptoms.append(Symptom(Kind.REFUSAL, refusal_finding(refused, case)))
         return None
@@ -58,6 +67,8 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) 
     outcome.counts.captures += 1
     _compare_restores(arm, staged, "after capture", outcome)
     put_back(dict(arm.buffers.items()), initial, own)
+    changed = host_state.mutated(before, reachable.plain_state(component))
+    outcome.host_state = tuple(dict.fromkeys((*outcome.host_state, *changed)))
     recording.name(arm.names())
     for finding in recording.findings():
         if finding.severity is Severity.ERROR:
@@ -65,7 +76,7 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) 
         else:
             outcome.notes.append(finding)
     _judge_allocation(arm, recording, outcome)
-    return Graph(recording, case, _undeclared(arm, recording, outcome))
+    return Graph(recording, case, _undeclared(arm, recording, outcome), changed, ambient)
 
 
 def _warm_up(arm: Arm) -> None:

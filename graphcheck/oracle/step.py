@@ -17,6 +17,7 @@ from graphcheck.oracle.capturing import Graph, mismatch_finding, saved_undeclare
 from graphcheck.oracle.numeric import outside_tolerance
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 from graphcheck.poison import poison, poisoned
+from graphcheck.watch import context, host_state
 
 if TYPE_CHECKING:
     from graphcheck.oracle.lockstep import Options
@@ -85,6 +86,7 @@ class Step:
             buffers = arm.on_device()
             poison_all(buffers[name] for name in (*self.output_buffers, *self.component.scratch) if name in buffers)
         self._poison_pool_outputs()
+        self._follow_host_state()
         refusals = [arm.stage(self.case) for arm in (self.captured, self.eager)]
         if refusals != [None, None]:
             self.outcome.counts.refused += 1
@@ -98,6 +100,13 @@ class Step:
         """Run both arms and compare; the first replay of a plan is also repeated and checked for determinism."""
         for objection in self.graph.recording.objections(self.captured.names()):
             self._add(Kind.LEDGER, objection)
+        if self.options.immediate:
+            now = context.snapshot()
+            self.outcome.context += [
+                change for change in context.changes(self.graph.context, now) if change not in self.outcome.context
+            ]
+        if self.options.shared_rng:
+            self.captured.rng = self.eager.rng
         self.rng_before = self.eager.rng
         before = snapshot(self.captured.on_device())
         hidden = saved_undeclared(self.graph)
@@ -111,11 +120,14 @@ class Step:
             self._add(Kind.CRASH, self._crash(error))
             return
         self.outcome.counts.replays += 1
-        seen = self.captured.observe(self.graph.recording.outputs)
         outputs = self.eager.with_rng(lambda: self.eager.eager(self.case))
         # Copied: staging a later case that is then refused poisons the buffers that outputs live in.
         self.expected_outputs = {name: clone(tensor) for name, tensor in outputs.items()}
+        self._follow_host_state()
+        seen = self.captured.observe(self.graph.recording.outputs)
         expected_seen = self.eager.observe(outputs)
+        if self.outcome.rng_apart is None and not torch.equal(self.captured.rng, self.eager.rng):
+            self.outcome.rng_apart = self.number
         self._compare_arms(outputs, regions)
         self._compare_observed(expected_seen, seen)
         if "side_effects" in self.options.rungs:
@@ -188,6 +200,9 @@ class Step:
                 "both must return the same names"
             )
         for name, expected in outputs.items():
+            if _outgrown(expected, captured[name]):
+                self._add(Kind.SHAPE, self._too_large(name, expected, captured[name]), name)
+                continue
             got, mask = _aligned(name, expected, captured[name], regions.get(name))
             self.comparator.check(name, expected, got, mask, self._on(Kind.EAGER, name))
         for name in self.component.mutates:
@@ -323,6 +338,23 @@ class Step:
     def _add(self, kind: Kind, finding: Finding, name: str = "") -> None:
         self.outcome.symptoms.append(Symptom(kind, finding, self.number, name))
 
+    def _follow_host_state(self) -> None:
+        """Where asked for, bring the Python state that run() changes in arm A to where arm B's is."""
+        if self.options.host_state:
+            host_state.advance(self.captured.component, self.eager.component, self.graph.host_state)
+
+    def _too_large(self, name: str, expected: torch.Tensor, got: torch.Tensor) -> Finding:
+        return Finding(
+            code="GC701",
+            message=f"{name} has {list(expected.shape)} elements for this case and the graph was captured for "
+            f"{list(got.shape)}: the rest is cut off",
+            place=f"replay {self.number}, {name}",
+            expected=str(list(expected.shape)),
+            got=str(list(got.shape)),
+            advice="refuse the case in stage, split it, or put the bucket in the graph key",
+            evidence=(f"at {self.case}",),
+        )
+
     def _crash(self, error: ReplayFailed) -> Finding:
         return Finding(
             code="GC964",
@@ -334,6 +366,13 @@ class Step:
             advice="check the indices and addresses that the failing operation reads",
             evidence=(f"at {self.case}",),
         )
+
+
+def _outgrown(expected: torch.Tensor, got: torch.Tensor) -> bool:
+    """Whether the eager output is longer in some dimension than the captured one."""
+    return expected.dim() == got.dim() and any(
+        whole < part for whole, part in zip(got.shape, expected.shape, strict=True)
+    )
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -358,14 +397,10 @@ def _aligned(
     Raises:
         ContractError: the two cannot be compared.
     """
-    if (
-        got.dtype != expected.dtype
-        or got.dim() != expected.dim()
-        or any(whole < part for whole, part in zip(got.shape, expected.shape, strict=True))
-    ):
+    if got.dtype != expected.dtype or got.dim() != expected.dim():
         raise ContractError(
             f"output {name}: run gives {tuple(got.shape)} {got.dtype}, eager gives {tuple(expected.shape)} "
-            f"{expected.dtype}; eager must return the same dtype and at most the same extent"
+            f"{expected.dtype}; eager must return the same dtype and as many dimensions"
         )
     mask = region_mask(got, region)
     if got.shape == expected.shape:
