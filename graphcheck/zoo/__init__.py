@@ -13,7 +13,7 @@ from graphcheck.finding import Severity
 if TYPE_CHECKING:
     from graphcheck.component import Component
 
-FAMILIES = ("forbidden", "streams", "frozen", "addresses", "pools", "warmup", "padding", "random", "oracle")
+FAMILIES = ("forbidden", "streams", "frozen", "host", "addresses", "pools", "warmup", "padding", "random", "oracle")
 BUILT_IN = tuple(f"graphcheck.zoo.{family}" for family in FAMILIES)
 PACKAGES = ("msa.zoo",)
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
+from graphcheck.cases import Case
 from graphcheck.component import Buffers
+from graphcheck.strategies import case, contents, lengths
 from graphcheck.zoo import Entry
-from graphcheck.zoo.rows import ROWS, WithoutReference
+from graphcheck.zoo.rows import ROWS, WIDTH, WithoutReference
 
 
 class DrawsFromDefault(WithoutReference):
@@ -41,7 +45,38 @@ class SeedsInside(DrawsFromDefault):
         return super().run(buffers)
 
 
+class AddsNoiseOnRequest(WithoutReference):
+    """Noise for the requests that ask for it; region and eager engine draw every time."""
+
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(**dict(super().allocate(device).items()), noisy=torch.zeros((), device=device))
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), noisy=st.booleans())
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        buffers.noisy.fill_(float(case.noisy))
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        noise = torch.rand(ROWS, device=buffers.x.device)
+        total = self.masked(buffers).sum(1)
+        buffers.out.copy_(torch.where(buffers.noisy > 0, total + noise, total))
+        return {"out": buffers.out}
+
+
+class DrawsOnRequest(AddsNoiseOnRequest):
+    """The eager engine draws only when the request asks for it, so the two generators part."""
+
+    def eager(self, buffers: Buffers, case: Case) -> Mapping[str, torch.Tensor]:
+        if case.noisy:
+            return self.run(buffers)
+        buffers.out.copy_(self.masked(buffers).sum(1))
+        return {"out": buffers.out}
+
+
 ZOO = [
     Entry("GC801", "draws-unregistered", DrawsUnregistered, DrawsFromDefault, "a generator that no graph knows"),
+    Entry("GC803", "draws-on-request", DrawsOnRequest, AddsNoiseOnRequest, "eager and graph draw different amounts"),
     Entry("GC802", "seeds-inside", SeedsInside, DrawsFromDefault, "the region seeds its generator"),
 ]
