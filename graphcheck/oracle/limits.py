@@ -24,7 +24,7 @@ _CLOSE = 1e-3
 
 
 def beyond_capacity(study: Attribution) -> Finding | None:
-    """GC706 if the mismatch sets in exactly where a length exceeds the extent of a buffer."""
+    """GC706 if the mismatch sets in exactly where a length exceeds the largest extent of the buffers."""
     if study.symptom.kind is not Kind.EAGER or study.region_cures():
         return None
     for name, value in study.case.fields.items():
@@ -32,9 +32,9 @@ def beyond_capacity(study: Attribution) -> Finding | None:
             continue
         top = max(value.values) if isinstance(value, Lengths) else value.value
         extents = _extents(study)
-        bound = max((extent for extent in extents if extent < top), default=0)
-        # An extent of one is no capacity: it would take a defect that needs two rows for one of size.
-        if bound < max(2, value.low):
+        # Only the largest extent is surely a capacity: a smaller one may be the page size that a length crosses.
+        bound = max(extents, default=0)
+        if not value.low <= bound < top:
             continue
         within, past = (_clamped(study, name, bound + more) for more in (0, 1))
         if not study.gone(f"{name} clamped to {bound}", Options(), within) or study.gone(
