@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphcheck.cases import Case, Integer, Lengths
-from graphcheck.compare import region_mask
+from graphcheck.compare import differs, region_mask
 from graphcheck.component import Component
 from graphcheck.errors import CaptureRefused
 from graphcheck.finding import Finding
-from graphcheck.oracle.arm import Arm
+from graphcheck.oracle.arm import Arm, clone
 from graphcheck.oracle.lockstep import Options
 from graphcheck.oracle.symptom import Kind
 
@@ -24,7 +24,7 @@ _CLOSE = 1e-3
 
 
 def beyond_capacity(study: Attribution) -> Finding | None:
-    """GC706 if the mismatch sets in exactly where a length exceeds the largest extent of the buffers."""
+    """GC706 if the mismatch sets in exactly where a length exceeds an extent, and the region is blind beyond it."""
     if study.symptom.kind is not Kind.EAGER or study.region_cures():
         return None
     for name, value in study.case.fields.items():
@@ -32,11 +32,11 @@ def beyond_capacity(study: Attribution) -> Finding | None:
             continue
         top = max(value.values) if isinstance(value, Lengths) else value.value
         extents = _extents(study)
-        # Only the largest extent is surely a capacity: a smaller one may be the page size that a length crosses.
-        bound = max(extents, default=0)
-        if not value.low <= bound < top:
+        bound = max((extent for extent in extents if extent < top), default=0)
+        # A length may also cross a page size; only beyond a capacity does the region not see the difference.
+        if bound < max(2, value.low) or not _blind(study, name, bound):
             continue
-        within, past = (_clamped(study, name, bound + more) for more in (0, 1))
+        within, past = (tuple(_clamp(case, name, bound + more) for case in study.plan.replays) for more in (0, 1))
         if not study.gone(f"{name} clamped to {bound}", Options(), within) or study.gone(
             f"{name} clamped to {bound + 1}", Options(), past
         ):
@@ -60,17 +60,33 @@ def _extents(study: Attribution) -> dict[int, str]:
     return found
 
 
-def _clamped(study: Attribution, name: str, bound: int) -> tuple[Case, ...]:
-    """The plan's replays with one field clamped."""
-    clamped = []
-    for case in study.plan.replays:
-        value = case.fields[name]
-        if isinstance(value, Lengths):
-            value = replace(value, values=tuple(min(length, bound) for length in value.values))
-        elif isinstance(value, Integer):
-            value = replace(value, value=min(value.value, bound))
-        clamped.append(case.replaced(**{name: value}))
-    return tuple(clamped)
+def _blind(study: Attribution, name: str, bound: int) -> bool:
+    """Whether fresh regions give the same bits for the failing case and for the case clamped to ``bound``."""
+    answers = []
+    with study.backend.active():
+        rng = study.backend.rng_state()
+        for case in (study.case, _clamp(study.case, name, bound)):
+            arm = Arm(study.component, study.backend)
+            arm.rng = rng
+            if arm.stage(case) is not None:
+                return False
+            regions = arm.written(case)
+            outputs = arm.with_rng(arm.run)
+            answers.append({key: (clone(tensor), regions.get(key)) for key, tensor in outputs.items()})
+        return not any(
+            bool(differs(tensor, answers[1][key][0], region_mask(tensor, region)).any())
+            for key, (tensor, region) in answers[0].items()
+        )
+
+
+def _clamp(case: Case, name: str, bound: int) -> Case:
+    """The case with one field clamped."""
+    value = case.fields[name]
+    if isinstance(value, Lengths):
+        value = replace(value, values=tuple(min(length, bound) for length in value.values))
+    elif isinstance(value, Integer):
+        value = replace(value, value=min(value.value, bound))
+    return case.replaced(**{name: value})
 
 
 def other_algorithm(study: Attribution) -> Finding | None:
