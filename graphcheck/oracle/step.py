@@ -87,7 +87,10 @@ class Step:
             poison_all(buffers[name] for name in (*self.output_buffers, *self.component.scratch) if name in buffers)
         self._poison_pool_outputs()
         self._follow_host_state()
-        refusals = [arm.stage(self.case) for arm in (self.captured, self.eager)]
+        refusals = []
+        for arm, other in ((self.captured, self.eager), (self.eager, self.captured)):
+            arm.enter(other)
+            refusals.append(arm.stage(self.case))
         if refusals != [None, None]:
             self.outcome.counts.refused += 1
             self.outcome.refusals.append(next(words for words in refusals if words is not None))
@@ -98,13 +101,12 @@ class Step:
 
     def replay(self, first: bool) -> None:
         """Run both arms and compare; the first replay of a plan is also repeated and checked for determinism."""
+        self.captured.enter(self.eager)
         for objection in self.graph.recording.objections(self.captured.names()):
             self._add(Kind.LEDGER, objection)
         if self.options.immediate:
-            now = context.snapshot()
-            self.outcome.context += [
-                change for change in context.changes(self.graph.context, now) if change not in self.outcome.context
-            ]
+            changes = context.changes(self.graph.context, self.captured.context)
+            self.outcome.context += [change for change in changes if change not in self.outcome.context]
         if self.options.shared_rng:
             self.captured.rng = self.eager.rng
         self.rng_before = self.eager.rng
@@ -120,11 +122,14 @@ class Step:
             self._add(Kind.CRASH, self._crash(error))
             return
         self.outcome.counts.replays += 1
+        self.eager.enter(self.captured)
         outputs = self.eager.with_rng(lambda: self.eager.eager(self.case))
         # Copied: staging a later case that is then refused poisons the buffers that outputs live in.
         self.expected_outputs = {name: clone(tensor) for name, tensor in outputs.items()}
         self._follow_host_state()
+        self.captured.enter(self.eager)
         seen = self.captured.observe(self.graph.recording.outputs)
+        self.eager.enter(self.captured)
         expected_seen = self.eager.observe(outputs)
         if self.outcome.rng_apart is None and not torch.equal(self.captured.rng, self.eager.rng):
             self.outcome.rng_apart = self.number
