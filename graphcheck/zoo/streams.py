@@ -127,6 +127,30 @@ class RecordsAfterReplay(AsksCapturedEvent):
         self.done.query()
 
 
+class CopiesWithoutOrder(MaskedSum):
+    """The input is copied into place on a stream of its own, and nothing lets the replay wait for it."""
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.copies = torch.cuda.Stream()
+        return super().allocate(device)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        incoming = buffers.x.clone()
+        self.copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.copies):
+            buffers.x.copy_(incoming)
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """What the replay's stream does before the replay."""
+
+
+class CopiesInOrder(CopiesWithoutOrder):
+    def hand_over(self) -> None:
+        torch.cuda.current_stream().wait_stream(self.copies)
+
+
 class FansOut(MaskedSum):
     """One stream for every column group: a dozen branches of one small operation each."""
 
@@ -168,6 +192,15 @@ ZOO = [
     Entry("GC203", "waits-for-prefetch", WaitsForPrefetch, WaitsBeforeCapture, "the region waits for earlier work"),
     Entry("GC204", "launches-elsewhere", LaunchesElsewhere, ForksAndJoins, "work goes to a stream outside the capture"),
     Entry("GC205", "asks-captured-event", AsksCapturedEvent, RecordsAfterReplay, "a captured event is asked outside"),
+    Entry(
+        "GC206",
+        "copies-without-order",
+        CopiesWithoutOrder,
+        CopiesInOrder,
+        "the replay does not wait for a copy on another stream",
+        backends=("emulator",),
+        reason="on hardware the copy has mostly finished, and nothing there keeps the order of streams",
+    ),
     Entry(
         "GC207",
         "fans-out",

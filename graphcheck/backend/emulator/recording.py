@@ -13,6 +13,7 @@ from graphcheck.backend.emulator.capture import Birth, Capture
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.ledger import Ledger
 from graphcheck.backend.emulator.memory import HEAP
+from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.pinned import PINNED
 from graphcheck.backend.emulator.streams import WIDEST, unjoined
 from graphcheck.backend.emulator.tensor import DeviceTensor, of_block
@@ -35,6 +36,10 @@ class EmulatedRecording:
         self.nodes = capture.nodes
         self.generators = capture.generators
         self.ledger = Ledger(list(capture.touched.values()))
+        self._blocks = [touch.block for touch in capture.touched.values() if touch.block.tag == "device"]
+        self._sources = [
+            touch.block for touch in capture.touched.values() if touch.block.tag == "pinned" and touch.reads
+        ]
         self._peak = capture.peak
         self._findings = list(capture.findings)
         held = {tensor._handle.block for tensor in _tensors(outputs if outputs is not None else {})}
@@ -71,6 +76,7 @@ class EmulatedRecording:
             )
         replay.run(self.steps(), self.nodes)
         self.pool.replays += 1
+        ORDER.replay(self.pool, self._blocks, self._sources)
 
     def steps(self) -> list[Any]:
         """The calls, bound on first use."""
@@ -101,7 +107,8 @@ class EmulatedRecording:
         self.ledger.name(names)
 
     def objections(self, names: Mapping[str, torch.Tensor]) -> Sequence[Finding]:
-        return self.ledger.objections(names)
+        found = self.ledger.objections(names)
+        return [*found, *ORDER.objections(self.pool, self._blocks, self.ledger.title)]
 
     def undeclared_writes(self, declared: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         covered = {tensor._handle.block for tensor in declared if isinstance(tensor, DeviceTensor)}

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.host_read import ADVICE
+from graphcheck.backend.emulator.ordering import ORDER
 
 _idents = itertools.count(1)
 # What CUDA_DEVICE_MAX_CONNECTIONS is unless set: more streams than that share hardware queues.
@@ -63,6 +64,7 @@ class Stream:
     def synchronize(self) -> None:
         if DEVICE.capture is not None:
             DEVICE.refuse("GC101", "a stream is synchronised while a stream is capturing", ADVICE["GC101"])
+        ORDER.host_waits(ORDER.position(self))
 
     def query(self) -> bool:
         if DEVICE.capture is not None:
@@ -107,6 +109,7 @@ class Event:
         self._capture: int | None = None
         self._stream: Stream | None = None
         self._clock: dict[Stream, int] = {}
+        self._order: dict[Stream, int] = {}
         self._at = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
@@ -120,6 +123,7 @@ class Event:
             self._clock = dict(capture.clock.get(stream, {}))
         else:
             self._capture = None
+            self._order = ORDER.position(stream)
 
     def wait(self, stream: Stream | None = None) -> None:
         stream = stream if stream is not None else DEVICE.stream
@@ -151,17 +155,21 @@ class Event:
                 "the capturing stream waits for work that is not part of the capture",
                 "wait before the capture, fork the other stream from the capturing one, or use an external event",
             )
+        elif self._capture is None:
+            ORDER.wait(stream, self._order)
 
     def query(self) -> bool:
         if DEVICE.capture is not None:
             DEVICE.refuse("GC108", "an event is queried while a stream is capturing", _QUERY)
         self._outside("queried")
+        ORDER.host_waits(self._order)
         return True
 
     def synchronize(self) -> None:
         if DEVICE.capture is not None:
             DEVICE.refuse("GC101", "an event is synchronised while a stream is capturing", ADVICE["GC101"])
         self._outside("waited for")
+        ORDER.host_waits(self._order)
 
     def _outside(self, what: str) -> None:
         if self._capture is not None:
@@ -211,4 +219,4 @@ def unjoined(capture: Any) -> list[Stream]:
 
 DEFAULT = Stream(stream_id=0, stream_ptr=0)
 CAPTURING = Stream()
-DEVICE.stream = DEFAULT
+DEVICE.stream = DEVICE.default = DEFAULT
