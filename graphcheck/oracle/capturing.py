@@ -180,6 +180,29 @@ def _judge_allocation(arm: Arm, recording: Recording, outcome: Outcome) -> None:
     )
 
 
+def judge_growth(declared: str | int, graphs: list[Graph], outcome: Outcome) -> None:
+    """A finding if the graphs of a plan, each within the budget, together keep more pool memory than it allows."""
+    if not isinstance(declared, int) or len(graphs) < 2:
+        return
+    kept = [
+        [allocation for allocation in graph.recording.allocations() if allocation.kind in ("output", "escaping")]
+        for graph in graphs
+    ]
+    sizes = [sum(allocation.nbytes for allocation in asked) for asked in kept]
+    if sum(sizes) <= declared or max(graph.recording.peak_pool_bytes() for graph in graphs) > declared:
+        return
+    largest = max((allocation for asked in kept for allocation in asked), key=lambda allocation: allocation.nbytes)
+    finding = Finding(
+        code="GC506",
+        message=f"{len(graphs)} graphs keep {sum(sizes)} bytes of the pool for their outputs, over the budget of {declared}",
+        where=largest.where,
+        expected=f"at most {declared} bytes, however many graphs there are",
+        got=f"{', '.join(str(size) for size in sizes)} bytes, graph by graph",
+        advice="write the outputs of all graphs into one buffer made at prepare time, and capture the largest first",
+    )
+    outcome.symptoms.append(Symptom(Kind.ALLOCATION, finding))
+
+
 def _undeclared(arm: Arm, recording: Recording, outcome: Outcome) -> dict[str, torch.Tensor]:
     """Storage that the record writes and nobody declares; a symptom for each, and the tensors to put back."""
     component = arm.component

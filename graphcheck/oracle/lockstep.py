@@ -15,7 +15,7 @@ from graphcheck.component import Component
 from graphcheck.errors import CaptureRefused
 from graphcheck.finding import RUNGS, Finding, Severity
 from graphcheck.oracle.arm import Arm, put_back
-from graphcheck.oracle.capturing import Graph, capture, refusal_finding
+from graphcheck.oracle.capturing import Graph, capture, judge_growth, refusal_finding
 from graphcheck.oracle.step import Step
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 from graphcheck.plan import Plan
@@ -129,6 +129,7 @@ class Lockstep:
             graphs[key] = capture(self.captured, case, warmups, pool, self.outcome, self.options.unaware)
             if self.outcome.of(Kind.REFUSAL):
                 break
+        judge_growth(self.component.allocation, [graph for graph in graphs.values() if graph], self.outcome)
         put_back(dict(self.eager.buffers.items()), dict(self.captured.buffers.items()), self.component.restores)
         return graphs
 

@@ -172,7 +172,5 @@ ZOO = [
         PinsAhead,
         "the region allocates pinned memory",
         severity=Severity.WARNING,
-        backends=("emulator",),
-        reason="torch lets pinned allocation pass in its default capture mode",
     ),
 ]

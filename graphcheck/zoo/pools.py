@@ -139,6 +139,38 @@ class WithinBudget(MaskedSum):
     allocation = 8 * ROWS * WIDTH * 4
 
 
+class KeepsOutputOfEach(WithoutReference):
+    """Every bucket's graph returns a tensor of its own: each is within the budget, all of them are not."""
+
+    allocation = 24 * 1024
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.bucket = 1
+        return super().allocate(device)
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), bucket=st.sampled_from((1, 2, 3, 4)))
+
+    def key(self, case: Case) -> int:
+        return int(case.bucket)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        self.bucket = int(case.bucket)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        return {"wide": self.masked(buffers).repeat(1, 32) * self.bucket}
+
+
+class SharesOutput(KeepsOutputOfEach):
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(**dict(super().allocate(device).items()), wide=torch.empty(ROWS, 32 * WIDTH, device=device))
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        torch.mul(self.masked(buffers).repeat(1, 32), self.bucket, out=buffers.wide)
+        return {"wide": buffers.wide}
+
+
 ZOO = [
     Entry("GC501", "keeps-output", KeepsOutput, ClonesOutput, "an output is kept across replays"),
     Entry("GC502", "shares-pool", SharesPool, CopiesOut, "an output is needed after another graph of its pool ran"),
@@ -153,4 +185,7 @@ ZOO = [
     ),
     Entry("GC505", "allocates-inside", AllocatesInside, AllocatesAhead, "a region declared allocation-free allocates"),
     Entry("GC505", "over-budget", OverBudget, WithinBudget, "the region keeps more pool memory than its budget"),
+    Entry(
+        "GC506", "keeps-output-of-each", KeepsOutputOfEach, SharesOutput, "each graph of a pool keeps its own output"
+    ),
 ]

@@ -241,6 +241,6 @@ ZOO = [
         "a graph is collected inside the region",
         severity=Severity.WARNING,
         backends=("emulator",),
-        reason="the destructor of a real graph tells nobody that it ran inside a capture",
+        reason="destroying a real graph inside a capture may break the capture before anything is said",
     ),
 ]
