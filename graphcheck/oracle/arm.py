@@ -34,6 +34,7 @@ class Arm:
         self.backend = backend
         self.rng = backend.rng_state()
         self.context = context.snapshot()
+        self.observed: dict[str, int] = {}
         with backend.allocating():
             buffers = self.call("allocate", self.component.allocate, backend.device)
         if not isinstance(buffers, Buffers):
@@ -106,7 +107,9 @@ class Arm:
     def observe(self, outputs: Mapping[str, torch.Tensor]) -> Snapshot:
         """Copies of the tensors that the component's consumer sees."""
         seen = self.call("observe", self.component.observe, self.buffers, outputs)
-        return {name: clone(tensor) for name, tensor in reachable.nested(seen, "observe")}
+        tensors = dict(reachable.nested(seen, "observe"))
+        self.observed = {name: storage_key(tensor) for name, tensor in tensors.items() if tensor.numel()}
+        return {name: clone(tensor) for name, tensor in tensors.items()}
 
     def written(self, case: Case) -> Mapping[str, Any]:
         regions = self.call("written", self.component.written, self.buffers, case)

@@ -182,6 +182,13 @@ class Attribution:
     def _kept_output(self) -> Finding | None:
         if self.symptom.kind is not Kind.OBSERVE:
             return None
+        if self.symptom.name in self.outcome.reissued:
+            return self.named(
+                "GC504",
+                f"{self.symptom.name} lies in memory that the region used and gave back while it was captured: the "
+                "allocator handed it out again, and each replay overwrites it",
+                "hold every block that the capture touched until the graph is dropped, or allocate from the graph's pool",
+            )
         return self.named(
             "GC501",
             f"{self.symptom.name} is an output kept across replays, and each replay overwrites it",

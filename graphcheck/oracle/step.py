@@ -221,6 +221,9 @@ class Step:
             raise ContractError(f"{self.component.title}.observe returns {names} in one arm only; return both or none")
         for name, tensor in expected.items():
             self.comparator.check(name, tensor, got[name], None, self._on(Kind.OBSERVE, name))
+        if self.graph.undeclared:
+            written = {storage_key(tensor) for tensor in self.graph.undeclared.values()}
+            self.outcome.reissued += [name for name, key in self.captured.observed.items() if key in written]
 
     def _compare_untouched(self, before: Snapshot, regions: Mapping[str, Any]) -> None:
         """Every byte outside ``written``, ``mutates`` and ``scratch`` is what it was before the run."""

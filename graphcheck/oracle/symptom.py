@@ -81,6 +81,7 @@ class Outcome:
         host_state: names of plain Python state that run() changed while it was captured.
         context: what of the ambient context was another at a replay than at the capture, in words.
         rng_apart: the first replay after which the generators of the two arms differ.
+        reissued: what the consumer holds in memory that the graph writes and that is no output.
     """
 
     symptoms: list[Symptom] = field(default_factory=list)
@@ -92,6 +93,7 @@ class Outcome:
     host_state: tuple[str, ...] = ()
     context: list[str] = field(default_factory=list)
     rng_apart: int | None = None
+    reissued: list[str] = field(default_factory=list)
 
     @property
     def errors(self) -> list[Symptom]:

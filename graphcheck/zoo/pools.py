@@ -139,6 +139,55 @@ class WithinBudget(MaskedSum):
     allocation = 8 * ROWS * WIDTH * 4
 
 
+class BorrowsFromArena(WithoutReference):
+    """Scratch comes from an allocator without a pool for graphs; what the capture gives back, others get."""
+
+    blocks = 12
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.free = [torch.zeros(ROWS, WIDTH, device=device) for _ in range(self.blocks)]
+        self.backups: list[torch.Tensor] = []
+        return super().allocate(device)
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)))
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        work = self.borrow(buffers)
+        work.copy_(self.masked(buffers))
+        buffers.out.copy_(work.sum(1))
+        self.give_back(work)
+        return {"out": buffers.out}
+
+    def borrow(self, buffers: Buffers) -> torch.Tensor:
+        """Scratch [rows, width] for the region."""
+        return self.free.pop()
+
+    def give_back(self, work: torch.Tensor) -> None:
+        """The region needs its scratch no longer."""
+        self.free.append(work)
+
+    def observe(self, buffers: Buffers, outputs: Mapping[str, torch.Tensor]) -> Any:
+        backup = self.free.pop()
+        backup.copy_(outputs["out"].unsqueeze(1).expand(ROWS, WIDTH))
+        self.backups.append(backup)
+        return self.backups[-2:]
+
+
+class HoldsForGraph(BorrowsFromArena):
+    scratch = ("work",)
+
+    def allocate(self, device: torch.device) -> Buffers:
+        buffers = super().allocate(device)
+        return Buffers(**dict(buffers.items()), work=self.free.pop())
+
+    def borrow(self, buffers: Buffers) -> torch.Tensor:
+        return buffers.work
+
+    def give_back(self, work: torch.Tensor) -> None:
+        return None
+
+
 class KeepsOutputOfEach(WithoutReference):
     """Every bucket's graph returns a tensor of its own: each is within the budget, all of them are not."""
 
@@ -183,6 +232,7 @@ ZOO = [
         backends=("emulator",),
         reason="on hardware small replays hardly ever overlap, and nothing there keeps the order of streams",
     ),
+    Entry("GC504", "borrows-from-arena", BorrowsFromArena, HoldsForGraph, "scratch of the capture is handed out again"),
     Entry("GC505", "allocates-inside", AllocatesInside, AllocatesAhead, "a region declared allocation-free allocates"),
     Entry("GC505", "over-budget", OverBudget, WithinBudget, "the region keeps more pool memory than its budget"),
     Entry(
