@@ -7,7 +7,7 @@ import torch
 
 from graphcheck.backend.emulator import EmulatorBackend
 from graphcheck.backend.protocol import Operation
-from graphcheck.watch import context, host_state, reachable
+from graphcheck.watch import capture_status, context, host_state, reachable
 from graphcheck.watch.differential import baked
 
 
@@ -76,3 +76,19 @@ def test_hooks_are_taken_off() -> None:
 def test_the_same_elements_in_another_number_of_parts_are_a_split_count(first: str, second: str, code: str) -> None:
     old, new = (Operation("aten.sum.dim_IntList", (), (("self", text),)) for text in (first, second))
     assert [finding.code for finding in baked([old], [new], ("a", "b"))] == [code]
+
+
+def test_the_capture_status_is_denied_inside_the_block_only() -> None:
+    backend = EmulatorBackend()
+    seen = []
+
+    def region() -> dict[str, torch.Tensor]:
+        seen.append(torch.cuda.is_current_stream_capturing())
+        with capture_status.denied():
+            seen.append(torch.cuda.is_current_stream_capturing())
+        seen.append(torch.cuda.is_current_stream_capturing())
+        return {}
+
+    with backend.active():
+        backend.record(region, backend.pool())
+    assert seen == [True, False, True]
