@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphcheck.backend import resolve
+from graphcheck.catalogue import HAZARDS
 from graphcheck.finding import Severity, Verdict
 from graphcheck.fuzzer import fuzz
 from graphcheck.oracle.lockstep import Options, run_plan
@@ -24,6 +25,10 @@ def test_an_entry_that_one_backend_cannot_show_says_why() -> None:
     for entry in entries():
         assert set(entry.backends) <= {"cuda", "emulator"} and entry.backends, entry.name
         assert bool(entry.reason) is (len(entry.backends) == 1), entry.name
+
+
+def test_the_catalogue_says_that_the_emulator_finds_what_is_planted_on_it() -> None:
+    assert [entry.code for entry in ENTRIES if "e" not in HAZARDS[entry.code].detectors] == []
 
 
 def named(entry: Entry) -> str:
