@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from graphcheck.backend import resolve
 from graphcheck.errors import GraphcheckError
 from graphcheck.finding import Severity, Verdict
 from graphcheck.fuzzer import fuzz
@@ -17,11 +18,12 @@ class Row:
 
     Args:
         code, name: of the entry.
-        found: the planted defect fails.
+        found: the planted defect fails, or warns where the entry says that it only warns.
         first: the code that leads its report.
         silent: the clean twin passes without error or warning.
         words: what the twin said, or what went wrong.
         seconds: wall time of both.
+        skipped: why the entry was not planted on this backend; empty where it was.
     """
 
     code: str
@@ -31,17 +33,20 @@ class Row:
     silent: bool
     words: str
     seconds: float
+    skipped: str = ""
 
     @property
     def right(self) -> bool:
-        """Found, cause first, twin silent."""
-        return self.found and self.first == self.code and self.silent
+        """Found, cause first, twin silent; an entry that was not planted is neither right nor wrong."""
+        return not self.skipped and self.found and self.first == self.code and self.silent
 
 
 def plant(entry: Entry, backend: str, examples: int, seed: int) -> Row:
-    """Fuzz the planted defect and its clean twin."""
+    """Fuzz the planted defect and its clean twin, where the backend can show the defect."""
     started = time.perf_counter()
     words = ""
+    if (name := resolve(backend).name) not in entry.backends:
+        return Row(entry.code, entry.name, False, "", True, entry.reason, 0.0, f"not on {name}: {entry.reason}")
     try:
         planted = fuzz(entry.planted(), backend=backend, examples=examples, seed=seed).targets[0]
         twin = fuzz(entry.clean(), backend=backend, examples=examples, seed=seed).targets[0]
@@ -53,7 +58,7 @@ def plant(entry: Entry, backend: str, examples: int, seed: int) -> Row:
     return Row(
         code=entry.code,
         name=entry.name,
-        found=planted.verdict is Verdict.FAIL,
+        found=planted.verdict is Verdict.FAIL or any(seen.severity is entry.severity for seen in planted.findings[:1]),
         first=planted.findings[0].code if planted.findings else "",
         silent=twin.verdict is Verdict.PASS and not loud,
         words=words,

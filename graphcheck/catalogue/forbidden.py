@@ -100,7 +100,7 @@ HAZARDS = (
         "A captured backward fails with error 906.",
         "build DDP on the default stream, capture on another",
         "build and warm up on the capture stream",
-        "c",
+        "ce",
     ),
     Hazard(
         "GC201",
@@ -154,7 +154,7 @@ HAZARDS = (
         "Corruption that depends on timing.",
         "copy on stream A, replay on stream B",
         "one stream for copy, replay and read",
-        "scr",
+        "scre",
     ),
     Hazard(
         "GC207",
@@ -163,6 +163,6 @@ HAZARDS = (
         "Slower replays and unreadable traces.",
         "fork the side branch first in every layer",
         "record the main branch first; reuse one side stream",
-        "cg",
+        "cge",
     ),
 )

@@ -37,7 +37,7 @@ HAZARDS = (
         "Wrong tiles, out-of-bounds writes, or only slow.",
         "splits = heuristic(kv_lens_host.max())",
         "derive it from the capacity; one upper bound for all",
-        "cgr",
+        "cgre",
     ),
     Hazard(
         "GC305",
@@ -55,7 +55,7 @@ HAZARDS = (
         "Wrong or illegal accesses once shapes or routing change.",
         "torch.tensor([w.data_ptr() for w in weights])",
         "build the table over stable buffers, rebuild it in place",
-        "scgr",
+        "scgre",
     ),
     Hazard(
         "GC307",
@@ -82,7 +82,7 @@ HAZARDS = (
         "Training drifts.",
         "capture Adam(...).step()",
         "a capturable optimiser with a tensor learning rate",
-        "scr",
+        "scre",
     ),
     Hazard(
         "GC310",

@@ -73,7 +73,7 @@ HAZARDS = (
         "Another step's values, depending on timing.",
         "pin.fill_(i); graph.replay()  # in a loop",
         "wait on an event, or use two buffers",
-        "scgr",
+        "scgre",
     ),
     Hazard(
         "GC409",
@@ -136,7 +136,7 @@ HAZARDS = (
         "Unrelated tensors change.",
         "backup = copy(state)  # after the capture",
         "hold the capture's blocks",
-        "cgr",
+        "cgre",
     ),
     Hazard(
         "GC505",
@@ -154,7 +154,7 @@ HAZARDS = (
         "Out of memory, slowly.",
         "a pool for every bucket",
         "share pools; capture the largest first",
-        "cg",
+        "cge",
     ),
     Hazard(
         "GC507",

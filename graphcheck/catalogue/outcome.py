@@ -28,7 +28,7 @@ HAZARDS = (
         "Not bit-exact with eager.",
         "draw in a conditional body",
         "a generator state for each capture",
-        "cr",
+        "cre",
     ),
     Hazard(
         "GC901",
@@ -82,7 +82,7 @@ HAZARDS = (
         "Different last bits.",
         "compare with percent tolerances",
         "pin the algorithm; compare bits",
-        "cgr",
+        "cgre",
     ),
     Hazard(
         "GC960",
@@ -91,7 +91,7 @@ HAZARDS = (
         "Results change from run to run.",
         "index_add_ on floats",
         "a deterministic reduction",
-        "r",
+        "re",
     ),
     Hazard(
         "GC961",
@@ -100,7 +100,7 @@ HAZARDS = (
         "A plain bug, in a captured component.",
         "mask with <= instead of <",
         "fix the computation",
-        "r",
+        "re",
     ),
     Hazard(
         "GC962",
@@ -118,7 +118,7 @@ HAZARDS = (
         "A green test that could not have failed.",
         "an output that nothing writes",
         "see the finding's advice",
-        "r",
+        "re",
     ),
     Hazard(
         "GC964",

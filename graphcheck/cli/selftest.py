@@ -21,26 +21,44 @@ from graphcheck.cli.run import BACKENDS
 @click.option("--json", "json_file", type=destination.FILE, help="Write the table as JSON.")
 def selftest(backend: str, examples: int, seed: int, only: str | None, json_file: Path | None) -> int:
     """Plant every defect of the zoo and its clean twin; exit 1 if a check that should be live is not."""
+    from graphcheck.backend import resolve
+    from graphcheck.environment import environment
     from graphcheck.selftest import plant
     from graphcheck.zoo import entries
 
     out = console()
     rows = []
-    out.print(f"{'code':7} {'entry':28} {'found':6} {'first code':11} {'twin':8} seconds")
+    out.print(f"{'code':7} {'entry':44} {'found':6} {'first code':11} {'twin':8} seconds")
     for entry in entries():
         if only is not None and not (entry.code.startswith(only) or entry.name.startswith(only)):
             continue
         row = plant(entry, backend, examples, seed)
         rows.append(row)
+        if row.skipped:
+            out.print(f"{row.code:7} {row.name:44} not run  {row.skipped}")
+            continue
         out.print(
-            f"{row.code:7} {row.name:28} {'yes' if row.found else 'NO':6} {row.first or '-':11} "
-            f"{'silent' if row.silent else 'NOISY':8} {row.seconds:.1f}"
+            f"{row.code:7} {row.name:44} {'yes' if row.found else 'NO':6} {row.first or '-':11} "
+            f"{'silent' if row.silent else 'NOISY':8} {row.seconds:.1f}" + ("" if row.right else f"  {row.words}")
         )
-    right = sum(row.right for row in rows)
-    codes = len({row.code for row in rows})
-    out.print(f"\n{right} of {len(rows)} entries right, {codes} codes")
+    planted = [row for row in rows if not row.skipped]
+    wrong = [row for row in planted if not row.right]
+    codes = {row.code for row in planted}
+    out.print(
+        f"\n{len(planted)} planted ({len(codes)} codes): {sum(row.found for row in planted)} found, "
+        f"{sum(row.first == row.code for row in planted)} with the cause first, "
+        f"{sum(row.silent for row in planted)} twins silent; {len(rows) - len(planted)} not run here"
+    )
+    live = sorted(codes - {row.code for row in wrong})
+    out.print(f"live here: {', '.join(live) or 'none'}")
+    if wrong:
+        out.print(f"not live, or not rightly: {', '.join(sorted({row.code for row in wrong}))}")
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        table = {"schema": "graphcheck-selftest/1", "backend": backend, "rows": [asdict(row) for row in rows]}
+        table = {
+            "schema": "graphcheck-selftest/1",
+            "environment": environment(resolve(backend).name),
+            "rows": [asdict(row) for row in rows],
+        }
         json_file.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-    return 0 if rows and right == len(rows) else 1
+    return int(not planted or bool(wrong))

@@ -14,7 +14,7 @@ from graphcheck.component import Buffers, Component, Recorded
 from graphcheck.errors import CaptureRefused, CaseRefused, ComponentRaised, ContractError, GraphcheckError, ReplayFailed
 from graphcheck.finding import exception_location
 from graphcheck.poison import poison
-from graphcheck.watch import reachable
+from graphcheck.watch import context, reachable
 
 T = TypeVar("T")
 
@@ -33,6 +33,8 @@ class Arm:
         self.component = copy.deepcopy(component)
         self.backend = backend
         self.rng = backend.rng_state()
+        self.context = context.snapshot()
+        self.observed: dict[str, int] = {}
         with backend.allocating():
             buffers = self.call("allocate", self.component.allocate, backend.device)
         if not isinstance(buffers, Buffers):
@@ -76,7 +78,13 @@ class Arm:
             raise
         except Exception as error:
             raise ComponentRaised(self.component.title, "stage", error, exception_location(error)) from error
+        self.context = context.snapshot()
         return None
+
+    def enter(self, other: Arm) -> None:
+        """Bring back the ambient context that this arm's staging left, where ``other`` left another one."""
+        if self.context != other.context:
+            context.apply(self.context)
 
     def key(self, case: Case) -> Hashable:
         return self.call("key", self.component.key, case)
@@ -111,7 +119,9 @@ class Arm:
     def observe(self, outputs: Mapping[str, torch.Tensor]) -> Snapshot:
         """Copies of the tensors that the component's consumer sees."""
         seen = self.call("observe", self.component.observe, self.buffers, outputs)
-        return {name: clone(tensor) for name, tensor in reachable.nested(seen, "observe")}
+        tensors = dict(reachable.nested(seen, "observe"))
+        self.observed = {name: storage_key(tensor) for name, tensor in tensors.items() if tensor.numel()}
+        return {name: clone(tensor) for name, tensor in tensors.items()}
 
     def written(self, case: Case) -> Mapping[str, Any]:
         regions = self.call("written", self.component.written, self.buffers, case)

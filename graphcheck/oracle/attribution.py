@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 from graphcheck.backend.protocol import Backend, Operation
 from graphcheck.cases import Case
 from graphcheck.component import Component
 from graphcheck.errors import CaptureRefused
 from graphcheck.finding import Finding, ranked
-from graphcheck.oracle import stale
+from graphcheck.oracle import graph_key, host_causes, limits, readiness, stale
 from graphcheck.oracle.arm import Arm
 from graphcheck.oracle.lockstep import Options, run_plan
 from graphcheck.oracle.symptom import DIRECT, Kind, Outcome, Symptom
 from graphcheck.plan import Plan
+from graphcheck.watch import capture_status, context
 from graphcheck.watch.differential import baked
 
 _NEEDED = frozenset({"eager", "side_effects", "vacuity"})
@@ -55,17 +58,26 @@ class Attribution:
         self.symptom = symptom
         self.case = plan.replays[symptom.step or 0]
         self.tried: list[str] = []
+        self._answers: dict[str, bool] = {}
+        self._contexts: dict[str, context.Context] = {}
 
     def cause(self) -> Finding:
         """The finding with the cause's code, the symptom's place and values, and the interventions as evidence."""
         steps: tuple[Callable[[], Finding | None], ...] = (
             self._reads_unwritten,
+            partial(limits.random_stream, self),
+            partial(host_causes.capture_aware, self),
+            partial(host_causes.python_state, self),
+            partial(readiness.not_settled, self),
             self._without_warmups,
             self._captured_at_failing_case,
+            partial(host_causes.schedule, self),
             self._refilled,
             self._in_own_pools,
             self._kept_output,
             self._sentinel,
+            partial(limits.beyond_capacity, self),
+            partial(limits.other_algorithm, self),
             self._region_eagerly,
         )
         for step in steps:
@@ -74,15 +86,19 @@ class Attribution:
                 return finding.with_evidence(*self.tried)
         return self.symptom.finding.with_evidence(*self.tried)
 
-    def _gone(self, what: str, options: Options) -> bool:
-        """Whether the symptom does not show under an intervention; remembered as evidence."""
-        again = run_plan(self.component, self.plan, self.backend, replace(options, immediate=True, rungs=_NEEDED))
+    def gone(self, what: str, options: Options, replays: tuple[Case, ...] | None = None) -> bool:
+        """Whether the symptom does not show under an intervention (or with other replays); remembered as evidence."""
+        if what in self._answers:
+            return self._answers[what]
+        plan = self.plan if replays is None else replace(self.plan, replays=replays)
+        again = run_plan(self.component, plan, self.backend, replace(options, immediate=True, rungs=_NEEDED))
         kinds = {Kind.EAGER, Kind.CRASH, self.symptom.kind}
         gone = again.counts.replays > 0 and not again.of(*kinds) and not again.of(Kind.REFUSAL)
         self.tried.append(f"{what}: the mismatch is {'gone' if gone else 'still there'}")
+        self._answers[what] = gone
         return gone
 
-    def _named(self, code: str, message: str, advice: str, *evidence: str) -> Finding:
+    def named(self, code: str, message: str, advice: str, *evidence: str) -> Finding:
         return replace(self.symptom.finding, code=code, message=message, advice=advice).with_evidence(*evidence)
 
     def _reads_unwritten(self) -> Finding | None:
@@ -94,7 +110,7 @@ class Attribution:
         left_over = stale.explain(self.component, self.plan, self.symptom, self.backend)
         if left_over is not None:
             return left_over
-        return self._named(
+        return self.named(
             "GC704",
             f"{self.symptom.name or name} depends on padding or memory that nothing has written",
             "give padding rows a neutral length and contents, mask them at load, and write every output",
@@ -103,27 +119,37 @@ class Attribution:
     def _without_warmups(self) -> Finding | None:
         if self.plan.warmups == 0 or self.symptom.kind is Kind.HISTORY:
             return None
-        if not self._gone("captured without warm-ups", Options(warmups=0)):
+        if not self.gone("captured without warm-ups", Options(warmups=0)):
             return None
         if self.outcome.drifted:
             names = ", ".join(self.outcome.drifted[:4])
-            return self._named(
+            return self.named(
                 "GC604",
                 f"warm-up runs advance {names}, and nobody puts it back before the first replay",
                 "declare it in mutates (the harness restores it), or save and restore it in around_warmup",
                 f"changed by warm-up: {names}",
             )
-        return self._named(
+        missing = self._missing_operations()
+        evidence = [f"in the first call only: {', '.join(missing[:6])}"] if missing else []
+        if readiness.only_copies(missing):
+            return self.named(
+                "GC406",
+                "a cast or a copy of another tensor was cached before the capture: the graph reads the cache, and what "
+                "it was derived from changes",
+                "derive it inside the region, or refresh the cache in place whenever the source changes",
+                *evidence,
+            )
+        return self.named(
             "GC602",
             "work that every step needs was done in warm-up only, so the graph lacks it",
             "reset the lazy state before capture so that the work is recorded, or redo it in stage",
-            *self._missing_operations(),
+            *evidence,
         )
 
     def _captured_at_failing_case(self) -> Finding | None:
         if self.symptom.kind is Kind.HISTORY:
             return None
-        if not self._gone("captured at the failing case", Options(capture_at=self.case)):
+        if not self.gone("captured at the failing case", Options(capture_at=self.case)):
             return None
         found = self._differential()
         if found:
@@ -138,16 +164,16 @@ class Attribution:
         return stale.explain(self.component, self.plan, self.symptom, self.backend)
 
     def _refilled(self) -> Finding | None:
-        if self.symptom.kind is Kind.HISTORY or self._gone("static inputs staged afresh", Options(refill=True)):
+        if self.symptom.kind is Kind.HISTORY or self.gone("static inputs staged afresh", Options(refill=True)):
             return stale.explain(self.component, self.plan, self.symptom, self.backend)
         return None
 
     def _in_own_pools(self) -> Finding | None:
         if len({self.component.key(case) for case in (*self.plan.captures, *self.plan.replays)}) < 2:
             return None
-        if not self._gone("each graph in a pool of its own", Options(own_pools=True)):
+        if not self.gone("each graph in a pool of its own", Options(own_pools=True)):
             return None
-        return self._named(
+        return self.named(
             "GC502",
             f"{self.symptom.name} lies in pool memory that another graph of the pool overwrites while it is still needed",
             "copy outputs out before another graph of the pool runs, or give the graphs separate pools",
@@ -156,7 +182,14 @@ class Attribution:
     def _kept_output(self) -> Finding | None:
         if self.symptom.kind is not Kind.OBSERVE:
             return None
-        return self._named(
+        if self.symptom.name in self.outcome.reissued:
+            return self.named(
+                "GC504",
+                f"{self.symptom.name} lies in memory that the region used and gave back while it was captured: the "
+                "allocator handed it out again, and each replay overwrites it",
+                "hold every block that the capture touched until the graph is dropped, or allocate from the graph's pool",
+            )
+        return self.named(
             "GC501",
             f"{self.symptom.name} is an output kept across replays, and each replay overwrites it",
             "clone an output before keeping it",
@@ -169,7 +202,7 @@ class Attribution:
         if moved is None:
             return None
         self.tried.append(moved)
-        return self._named(
+        return self.named(
             "GC703",
             f"a padding sentinel is a valid index: padding rows write into live entries of {self.symptom.name}",
             "reserve a dummy slot for padding rows, or mask their writes",
@@ -178,14 +211,18 @@ class Attribution:
     def _region_eagerly(self) -> Finding | None:
         if self.symptom.kind in (Kind.HISTORY, Kind.OBSERVE, Kind.POISON, Kind.SIDE_EFFECT):
             return None
-        if self._gone("the region run eagerly on the captured arm's buffers", Options(region_eagerly=True)):
+        if self.region_cures():
             return None
-        return self._named(
+        return self.named(
             "GC312",
             "the staged data does not have the layout that the region reads: run eagerly on the same buffers, the region "
             "gives the same wrong bits",
             "let one function write the layout for capture and replay, and re-stage everything derived from the lengths",
         )
+
+    def region_cures(self) -> bool:
+        """Whether arm A's region gives the right bits when it is run and not replayed."""
+        return self.gone("the region run eagerly on the captured arm's buffers", Options(region_eagerly=True))
 
     def _mutated(self) -> bool:
         return self.symptom.name in self.component.mutates
@@ -196,14 +233,33 @@ class Attribution:
         first = next((case for case in self.plan.captures if self.component.key(case) == key), None)
         if first is None:
             return []
-        records = [self._record(case) for case in (first, self.case)]
+        records = [self.record(case) for case in (first, self.case)]
         if any(record is None for record in records):
             return []
-        return baked(records[0] or [], records[1] or [], (str(first), str(self.case)))
+        found = baked(records[0] or [], records[1] or [], (str(first), str(self.case)))
+        return [graph_key.refined(self, first, found[0]), *found[1:]] if found else []
 
-    def _record(self, case: Case, warmups: int | None = None) -> list[Operation] | None:
-        with self.backend.active():
+    def record(
+        self,
+        case: Case,
+        warmups: int | None = None,
+        unaware: bool = False,
+        after: tuple[Case, ...] = (),
+        context_of: Case | None = None,
+    ) -> list[Operation] | None:
+        """The operations that a fresh arm records at a case; None where the case or the capture is refused.
+
+        Args:
+            warmups: instead of the plan's number.
+            unaware: the region is told that nothing is capturing.
+            after: eager steps before the record.
+            context_of: record in the context that staging this case left, instead of the case's own.
+        """
+        with self.backend.active(), context.preserved():
             arm = Arm(self.component, self.backend)
+            for earlier in after:
+                if arm.stage(earlier) is None:
+                    arm.observe(arm.eager(earlier))
             if arm.stage(case) is not None:
                 return None
             for _ in range(self.plan.warmups if warmups is None else warmups):
@@ -211,8 +267,12 @@ class Attribution:
                     arm.run()
                 if arm.stage(case) is not None:
                     return None
+            self._contexts[str(case)] = context.snapshot()
+            if context_of is not None:
+                context.apply(self._contexts[str(context_of)])
             try:
-                recording = self.backend.record(arm.run, self.backend.pool())
+                with capture_status.denied() if unaware else nullcontext():
+                    recording = self.backend.record(arm.run, self.backend.pool())
             except CaptureRefused:
                 return None
             operations = list(recording.operations())
@@ -222,17 +282,19 @@ class Attribution:
     def _missing_operations(self) -> list[str]:
         """Operations that a cold record has and a warm one lacks."""
         case = self.plan.captures[0]
-        cold, warm = self._record(case, warmups=0), self._record(case)
-        if cold is None or warm is None:
-            return []
-        left = [operation.name for operation in warm]
-        missing = []
-        for operation in cold:
+        cold, warm = self.record(case, warmups=0), self.record(case)
+        return self.only_in(cold, warm) if cold is not None and warm is not None else []
+
+    def only_in(self, first: Sequence[Operation], second: Sequence[Operation]) -> list[str]:
+        """Operations of the first record that the second lacks, each with its line."""
+        left = [operation.name for operation in second]
+        found = []
+        for operation in first:
             if operation.name in left:
                 left.remove(operation.name)
             else:
-                missing.append(f"{operation.name} ({operation.where})" if operation.where else operation.name)
-        return [f"in the first call only: {', '.join(missing[:6])}"] if missing else []
+                found.append(f"{operation.name} ({operation.where})" if operation.where else operation.name)
+        return found
 
 
 def first_difference(component: Component, plan: Plan, backend: Backend, outcome: Outcome) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,7 @@ from graphcheck.errors import CaptureRefused
 from graphcheck.finding import Finding, Severity
 from graphcheck.oracle.arm import Arm, Snapshot, clone, put_back, snapshot, storage_key
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
+from graphcheck.watch import capture_status, context, host_state, reachable
 
 
 @dataclass
@@ -23,20 +25,27 @@ class Graph:
         recording: the graph.
         case: what it was captured at.
         undeclared: storage that it writes and nobody declares, by name.
+        host_state: what the region changed of the component's Python state while it was captured.
+        context: what the process was set to at the capture (autocast, grad mode, determinism, stream, device).
         kept: by name and address of a buffer, the mask of what no scratch buffer overlaps; filled as it is asked for.
     """
 
     recording: Recording
     case: Case
     undeclared: dict[str, torch.Tensor]
+    host_state: tuple[str, ...]
+    context: context.Context
     kept: dict[tuple[str, int], torch.Tensor | None] = field(default_factory=dict)
 
 
-def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) -> Graph | None:
+def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome, unaware: bool = False) -> Graph | None:
     """Warm up and capture ``arm`` at ``case``; None if the case or the capture was refused.
 
     The state that ``mutates`` declares is put back to what it was before staging, except for what ``restores``
     promises: that is compared after every warm-up run and after the capture.
+
+    Args:
+        unaware: the region is told that nothing is capturing.
     """
     component = arm.component
     initial = snapshot({name: arm.buffers[name] for name in component.mutates})
@@ -56,8 +65,10 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) 
         _compare_restores(arm, staged, f"after warm-up run {number + 1} of {warmups}", outcome)
         put_back(dict(arm.buffers.items()), staged, own)
     _note_drift(arm, hidden, outcome)
+    before, ambient = reachable.plain_state(component), context.snapshot()
     try:
-        recording = arm.with_rng(lambda: arm.record(pool))
+        with capture_status.denied() if unaware else nullcontext():
+            recording = arm.with_rng(lambda: arm.record(pool))
     except CaptureRefused as refused:
         outcome.symptoms.append(Symptom(Kind.REFUSAL, refusal_finding(refused, case)))
         return None
@@ -66,6 +77,8 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) 
     outcome.counts.captures += 1
     _compare_restores(arm, staged, "after capture", outcome)
     put_back(dict(arm.buffers.items()), initial, own)
+    changed = host_state.mutated(before, reachable.plain_state(component))
+    outcome.host_state = tuple(dict.fromkeys((*outcome.host_state, *changed)))
     recording.name(arm.names())
     for finding in recording.findings():
         if finding.severity is Severity.ERROR:
@@ -73,7 +86,7 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome) 
         else:
             outcome.notes.append(finding)
     _judge_allocation(arm, recording, outcome)
-    return Graph(recording, case, _undeclared(arm, recording, outcome))
+    return Graph(recording, case, _undeclared(arm, recording, outcome), changed, ambient)
 
 
 def _warm_up(arm: Arm) -> None:
@@ -111,8 +124,18 @@ def _note_drift(arm: Arm, hidden: Snapshot, outcome: Outcome) -> None:
             outcome.drifted.append(name)
 
 
-def refusal_finding(refused: CaptureRefused, case: Case | None) -> Finding:
-    """The finding for an operation that a capturing stream refuses."""
+def refusal_finding(refused: CaptureRefused, case: Case | None, replay: int | None = None) -> Finding:
+    """The finding for an operation that CUDA refuses: of a capturing stream, or after it around a replay."""
+    if replay is not None:
+        return Finding(
+            code=refused.code,
+            message=refused.what,
+            where=refused.where,
+            place=f"replay {replay} at {case}",
+            expected="nothing around a replay that only makes sense inside the capture",
+            got=refused.where.source if refused.where is not None else "",
+            advice=refused.advice,
+        )
     return Finding(
         code=refused.code,
         message=refused.what,
@@ -165,6 +188,29 @@ def _judge_allocation(arm: Arm, recording: Recording, outcome: Outcome) -> None:
             advice='allocate at prepare time if this must not happen, and declare allocation = "none"',
         )
     )
+
+
+def judge_growth(declared: str | int, graphs: list[Graph], outcome: Outcome) -> None:
+    """A finding if the graphs of a plan, each within the budget, together keep more pool memory than it allows."""
+    if not isinstance(declared, int) or len(graphs) < 2:
+        return
+    kept = [
+        [allocation for allocation in graph.recording.allocations() if allocation.kind in ("output", "escaping")]
+        for graph in graphs
+    ]
+    sizes = [sum(allocation.nbytes for allocation in asked) for asked in kept]
+    if sum(sizes) <= declared or max(graph.recording.peak_pool_bytes() for graph in graphs) > declared:
+        return
+    largest = max((allocation for asked in kept for allocation in asked), key=lambda allocation: allocation.nbytes)
+    finding = Finding(
+        code="GC506",
+        message=f"{len(graphs)} graphs keep {sum(sizes)} bytes of the pool for their outputs, over the budget of {declared}",
+        where=largest.where,
+        expected=f"at most {declared} bytes, however many graphs there are",
+        got=f"{', '.join(str(size) for size in sizes)} bytes, graph by graph",
+        advice="write the outputs of all graphs into one buffer made at prepare time, and capture the largest first",
+    )
+    outcome.symptoms.append(Symptom(Kind.ALLOCATION, finding))
 
 
 def _undeclared(arm: Arm, recording: Recording, outcome: Outcome) -> dict[str, torch.Tensor]:

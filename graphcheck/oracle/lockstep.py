@@ -12,13 +12,14 @@ from graphcheck.backend.protocol import Backend
 from graphcheck.cases import Case
 from graphcheck.compare import Comparator
 from graphcheck.component import Component
+from graphcheck.errors import CaptureRefused
 from graphcheck.finding import RUNGS, Finding, Severity
 from graphcheck.oracle.arm import Arm, put_back
-from graphcheck.oracle.capturing import Graph, capture
+from graphcheck.oracle.capturing import Graph, capture, judge_growth, refusal_finding
 from graphcheck.oracle.step import Step
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 from graphcheck.plan import Plan
-from graphcheck.watch import reachable
+from graphcheck.watch import context, reachable
 
 ALL_RUNGS = frozenset(RUNGS)
 
@@ -35,6 +36,9 @@ class Options:
         refill: before each replay, give arm A's static inputs the contents that a fresh arm's staging gives them.
         own_pools: a pool of its own for each graph.
         region_eagerly: run arm A's region eagerly on its own buffers instead of replaying the graph.
+        unaware: while it is captured, the region is told that nothing is capturing.
+        host_state: the Python state that run() changes follows arm B's in arm A.
+        shared_rng: arm A starts each step from the generator state of arm B.
     """
 
     immediate: bool = False
@@ -44,6 +48,9 @@ class Options:
     refill: bool = False
     own_pools: bool = False
     region_eagerly: bool = False
+    unaware: bool = False
+    host_state: bool = False
+    shared_rng: bool = False
 
 
 def run_plan(component: Component, plan: Plan, backend: Backend, options: Options | None = None) -> Outcome:
@@ -88,7 +95,7 @@ class Lockstep:
 
     def run(self) -> Outcome:
         """Capture, then step through the replays; stops at the first replay that shows an error."""
-        with self.backend.active(), _one_thread():
+        with self.backend.active(), context.preserved(), _one_thread():
             self.captured = Arm(self.component, self.backend)
             self.eager = Arm(self.component, self.backend)
             put_back(dict(self.eager.buffers.items()), dict(self.captured.buffers.items()))
@@ -122,9 +129,10 @@ class Lockstep:
         graphs: dict[Hashable, Graph | None] = {}
         for key, case in at.items():
             pool = self.backend.pool() if self.options.own_pools else pool
-            graphs[key] = capture(self.captured, case, warmups, pool, self.outcome)
+            graphs[key] = capture(self.captured, case, warmups, pool, self.outcome, self.options.unaware)
             if self.outcome.of(Kind.REFUSAL):
                 break
+        judge_growth(self.component.allocation, [graph for graph in graphs.values() if graph], self.outcome)
         put_back(dict(self.eager.buffers.items()), dict(self.captured.buffers.items()), self.component.restores)
         return graphs
 
@@ -136,9 +144,13 @@ class Lockstep:
                 continue
             self.outcome.counts.cases += 1
             step = self._step(graph, case, number)
-            if not step.stage():
-                continue
-            step.replay(first=last is None)
+            try:
+                if not step.stage():
+                    continue
+                step.replay(first=last is None)
+            except CaptureRefused as refused:
+                self.outcome.symptoms.append(Symptom(Kind.REFUSAL, refusal_finding(refused, case, number), number))
+                break
             last = step
             if self.outcome.of(Kind.LEDGER, Kind.CRASH) or self._mismatch():
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -18,6 +19,7 @@ from graphcheck.poison import poison, poisoned
 
 _ADVICE = {
     "GC305": "run the same planning before every replay, into the same buffers",
+    "GC306": "rebuild the table before every replay, in place, over buffers that do not move",
     "GC312": "let one function write the layout for capture and for every replay",
     "GC702": "fill the tail with a neutral value on every refresh",
     "GC705": "write the neutral value when the optional input is absent",
@@ -50,6 +52,7 @@ def explain(component: Component, plan: Plan, symptom: Symptom, backend: Backend
         inputs, _ = _roles(component, plan.replays[step], backend)
         if fresh.stage(plan.replays[step]) is not None:
             return None
+        tables = {name: _addresses(fresh.buffers[name], fresh) for name in inputs}
         before = {name: clone(lived.buffers[name]) for name in inputs}
         lived.stage(plan.replays[step])
         after = {name: clone(lived.buffers[name]) for name in inputs}
@@ -62,11 +65,18 @@ def explain(component: Component, plan: Plan, symptom: Symptom, backend: Backend
             for name in inputs
             if (stale := _judge(name, after[name], fresh.buffers[name], initial[name], lived.buffers[name])) is not None
         ]
+        found = [
+            replace(stale, code="GC306") if stale.code == "GC305" and tables[stale.name] else stale
+            for stale in found
+            # A table of addresses that is rebuilt differs from a fresh arm's, whose buffers lie elsewhere.
+            if stale.code == "GC305" or not tables[stale.name]
+        ]
     if not found:
         return None
-    worst = min(found, key=lambda stale: ("GC305", "GC312", "GC705", "GC702").index(stale.code))
+    worst = min(found, key=lambda stale: ("GC306", "GC305", "GC312", "GC705", "GC702").index(stale.code))
     message = {
         "GC305": f"{worst.name} is planned on the host once and not refreshed before this replay",
+        "GC306": f"{worst.name} holds device addresses and is not rebuilt for this replay",
         "GC312": f"{worst.name} is laid out differently for the capture and for this replay",
         "GC702": f"{worst.name} keeps a stale tail: {worst.share:.0%} of it is left over from an earlier case",
         "GC705": f"{worst.name} is not refreshed for this case and keeps an earlier case's value",
@@ -95,6 +105,14 @@ def _judge(
     return _Stale(name, "GC312" if rewritten else "GC305", count / different.numel())
 
 
+def _addresses(tensor: torch.Tensor, arm: Arm) -> bool:
+    """Whether an integer tensor holds nothing but addresses inside tensors that the arm can name."""
+    if tensor.dtype is not torch.int64 or not tensor.numel():
+        return False
+    spans = [(storage_key(other), other.untyped_storage().nbytes()) for other in arm.names().values() if other.numel()]
+    return all(any(0 <= value - start < nbytes for start, nbytes in spans) for value in tensor.reshape(-1).tolist())
+
+
 def poison_in_fresh_answer(component: Component, case: Case, backend: Backend) -> str | None:
     """The output of a fresh eager arm that depends on memory nobody wrote; None if there is none.
 
@@ -104,8 +122,10 @@ def poison_in_fresh_answer(component: Component, case: Case, backend: Backend) -
     with backend.active():
         answers = []
         names, outputs = _roles(component, case, backend)
+        rng = backend.rng_state()
         for zeroed in (False, True):
             arm = Arm(component, backend)
+            arm.rng = rng
             poison_all(arm.buffers[name] for name in (*outputs, *component.scratch) if name in arm.on_device())
             if arm.stage(case) is not None:
                 return None
@@ -114,7 +134,8 @@ def poison_in_fresh_answer(component: Component, case: Case, backend: Backend) -
                     left = poisoned(arm.buffers[name])
                     arm.buffers[name].masked_fill_(left, 0)
             regions = arm.written(case)
-            answers.append({name: (clone(tensor), regions.get(name)) for name, tensor in arm.eager(case).items()})
+            eager = arm.with_rng(partial(arm.eager, case))
+            answers.append({name: (clone(tensor), regions.get(name)) for name, tensor in eager.items()})
         for name, (tensor, region) in answers[0].items():
             other = answers[1][name][0]
             if tensor.shape == other.shape and bool(differs(tensor, other, region_mask(tensor, region)).any()):
@@ -143,8 +164,10 @@ def damage_follows_sentinel(component: Component, plan: Plan, symptom: Symptom, 
     with backend.active():
         damage = []
         changed: list[str] = []
+        rng = backend.rng_state()
         for replaced in (False, True):
             arm = Arm(component, backend)
+            arm.rng = rng
             if arm.stage(case) is not None:
                 return None
             if replaced:
@@ -155,7 +178,7 @@ def damage_follows_sentinel(component: Component, plan: Plan, symptom: Symptom, 
                         changed.append(name)
             watched = {name: tensor for name, tensor in arm.on_device().items() if name == symptom.name}
             before = snapshot(watched)
-            arm.run()
+            arm.with_rng(arm.run)
             damage.append({name: differs(before[name], tensor).cpu() for name, tensor in watched.items()})
         if not changed or symptom.kind not in (Kind.SIDE_EFFECT, Kind.EAGER):
             return None

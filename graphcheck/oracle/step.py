@@ -17,6 +17,7 @@ from graphcheck.oracle.capturing import Graph, mismatch_finding, saved_undeclare
 from graphcheck.oracle.numeric import outside_tolerance
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 from graphcheck.poison import poison, poisoned
+from graphcheck.watch import context, host_state
 
 if TYPE_CHECKING:
     from graphcheck.oracle.lockstep import Options
@@ -85,7 +86,11 @@ class Step:
             buffers = arm.on_device()
             poison_all(buffers[name] for name in (*self.output_buffers, *self.component.scratch) if name in buffers)
         self._poison_pool_outputs()
-        refusals = [arm.stage(self.case) for arm in (self.captured, self.eager)]
+        self._follow_host_state()
+        refusals = []
+        for arm, other in ((self.captured, self.eager), (self.eager, self.captured)):
+            arm.enter(other)
+            refusals.append(arm.stage(self.case))
         if refusals != [None, None]:
             self.outcome.counts.refused += 1
             self.outcome.refusals.append(next(words for words in refusals if words is not None))
@@ -96,8 +101,14 @@ class Step:
 
     def replay(self, first: bool) -> None:
         """Run both arms and compare; the first replay of a plan is also repeated and checked for determinism."""
+        self.captured.enter(self.eager)
         for objection in self.graph.recording.objections(self.captured.names()):
             self._add(Kind.LEDGER, objection)
+        if self.options.immediate:
+            changes = context.changes(self.graph.context, self.captured.context)
+            self.outcome.context += [change for change in changes if change not in self.outcome.context]
+        if self.options.shared_rng:
+            self.captured.rng = self.eager.rng
         self.rng_before = self.eager.rng
         before = snapshot(self.captured.on_device())
         hidden = saved_undeclared(self.graph)
@@ -111,11 +122,17 @@ class Step:
             self._add(Kind.CRASH, self._crash(error))
             return
         self.outcome.counts.replays += 1
-        seen = self.captured.observe(self.graph.recording.outputs)
+        self.eager.enter(self.captured)
         outputs = self.eager.with_rng(lambda: self.eager.eager(self.case))
         # Copied: staging a later case that is then refused poisons the buffers that outputs live in.
         self.expected_outputs = {name: clone(tensor) for name, tensor in outputs.items()}
+        self._follow_host_state()
+        self.captured.enter(self.eager)
+        seen = self.captured.observe(self.graph.recording.outputs)
+        self.eager.enter(self.captured)
         expected_seen = self.eager.observe(outputs)
+        if self.outcome.rng_apart is None and not torch.equal(self.captured.rng, self.eager.rng):
+            self.outcome.rng_apart = self.number
         self._compare_arms(outputs, regions)
         self._compare_observed(expected_seen, seen)
         if "side_effects" in self.options.rungs:
@@ -189,6 +206,9 @@ class Step:
                 "both must return the same names"
             )
         for name, expected in outputs.items():
+            if _outgrown(expected, captured[name]):
+                self._add(Kind.SHAPE, self._too_large(name, expected, captured[name]), name)
+                continue
             got, mask = _aligned(name, expected, captured[name], regions.get(name))
             self.comparator.check(name, expected, got, mask, self._on(Kind.EAGER, name))
         for name in self.component.mutates:
@@ -202,6 +222,9 @@ class Step:
             raise ContractError(f"{self.component.title}.observe returns {names} in one arm only; return both or none")
         for name, tensor in expected.items():
             self.comparator.check(name, tensor, got[name], None, self._on(Kind.OBSERVE, name))
+        if self.graph.undeclared:
+            written = {storage_key(tensor) for tensor in self.graph.undeclared.values()}
+            self.outcome.reissued += [name for name, key in self.captured.observed.items() if key in written]
 
     def _compare_untouched(self, before: Snapshot, regions: Mapping[str, Any]) -> None:
         """Every byte outside ``written``, ``mutates`` and ``scratch`` is what it was before the run."""
@@ -331,6 +354,23 @@ class Step:
     def _add(self, kind: Kind, finding: Finding, name: str = "") -> None:
         self.outcome.symptoms.append(Symptom(kind, finding, self.number, name))
 
+    def _follow_host_state(self) -> None:
+        """Where asked for, bring the Python state that run() changes in arm A to where arm B's is."""
+        if self.options.host_state:
+            host_state.advance(self.captured.component, self.eager.component, self.graph.host_state)
+
+    def _too_large(self, name: str, expected: torch.Tensor, got: torch.Tensor) -> Finding:
+        return Finding(
+            code="GC701",
+            message=f"{name} has {list(expected.shape)} elements for this case and the graph was captured for "
+            f"{list(got.shape)}: the rest is cut off",
+            place=f"replay {self.number}, {name}",
+            expected=str(list(expected.shape)),
+            got=str(list(got.shape)),
+            advice="refuse the case in stage, split it, or put the bucket in the graph key",
+            evidence=(f"at {self.case}",),
+        )
+
     def _crash(self, error: ReplayFailed) -> Finding:
         return Finding(
             code="GC964",
@@ -342,6 +382,13 @@ class Step:
             advice="check the indices and addresses that the failing operation reads",
             evidence=(f"at {self.case}",),
         )
+
+
+def _outgrown(expected: torch.Tensor, got: torch.Tensor) -> bool:
+    """Whether the eager output is longer in some dimension than the captured one."""
+    return expected.dim() == got.dim() and any(
+        whole < part for whole, part in zip(got.shape, expected.shape, strict=True)
+    )
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -366,14 +413,10 @@ def _aligned(
     Raises:
         ContractError: the two cannot be compared.
     """
-    if (
-        got.dtype != expected.dtype
-        or got.dim() != expected.dim()
-        or any(whole < part for whole, part in zip(got.shape, expected.shape, strict=True))
-    ):
+    if got.dtype != expected.dtype or got.dim() != expected.dim():
         raise ContractError(
             f"output {name}: run gives {tuple(got.shape)} {got.dtype}, eager gives {tuple(expected.shape)} "
-            f"{expected.dtype}; eager must return the same dtype and at most the same extent"
+            f"{expected.dtype}; eager must return the same dtype and as many dimensions"
         )
     mask = region_mask(got, region)
     if got.shape == expected.shape:

@@ -17,6 +17,7 @@ class Kind(str, enum.Enum):
     LEDGER = "ledger"  # an address that moved or died
     ALLOCATION = "allocation"  # more memory than declared
     RESTORE = "restore"  # `restores` did not hold
+    SHAPE = "shape"  # the eager answer is larger than what was captured
 
     CRASH = "crash"  # a replay raised
     DETERMINISM = "determinism"
@@ -30,7 +31,7 @@ class Kind(str, enum.Enum):
     STATE = "state"  # Python state differs between the arms
 
 
-DIRECT = frozenset({Kind.REFUSAL, Kind.RECORD, Kind.LEDGER, Kind.ALLOCATION, Kind.RESTORE})
+DIRECT = frozenset({Kind.REFUSAL, Kind.RECORD, Kind.LEDGER, Kind.ALLOCATION, Kind.RESTORE, Kind.SHAPE})
 
 RUNG_OF = {
     Kind.DETERMINISM: "determinism",
@@ -38,6 +39,7 @@ RUNG_OF = {
     Kind.OBSERVE: "eager",
     Kind.HISTORY: "eager",
     Kind.CRASH: "eager",
+    Kind.SHAPE: "eager",
     Kind.REFUSAL: "eager",
     Kind.STATE: "eager",
     Kind.REFERENCE: "reference",
@@ -76,6 +78,10 @@ class Outcome:
         counts: how much was done.
         drifted: names of state that warm-up or capture changed and nobody put back.
         refusals: the component's own words for the cases it refused.
+        host_state: names of plain Python state that run() changed while it was captured.
+        context: what of the ambient context was another at a replay than at the capture, in words.
+        rng_apart: the first replay after which the generators of the two arms differ.
+        reissued: what the consumer holds in memory that the graph writes and that is no output.
     """
 
     symptoms: list[Symptom] = field(default_factory=list)
@@ -84,6 +90,10 @@ class Outcome:
     counts: Counts = field(default_factory=Counts)
     drifted: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    host_state: tuple[str, ...] = ()
+    context: list[str] = field(default_factory=list)
+    rng_apart: int | None = None
+    reissued: list[str] = field(default_factory=list)
 
     @property
     def errors(self) -> list[Symptom]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from graphcheck.backend.protocol import Backend
 from graphcheck.cases import Case
 from graphcheck.compare import differs, region_mask
@@ -79,7 +81,8 @@ class Influence:
     def _changes(self, first: Case, second: Case) -> bool | None:
         """Whether two cases give different bits in fresh arms; None if either is refused."""
         with self.backend.active():
-            answers = [self._answer(case) for case in (first, second)]
+            rng = self.backend.rng_state()
+            answers = [self._answer(case, rng) for case in (first, second)]
             if answers[0] is None or answers[1] is None:
                 return None
             for name, tensor in answers[0].items():
@@ -88,14 +91,18 @@ class Influence:
                     return True
         return False
 
-    def _answer(self, case: Case) -> Snapshot | None:
-        """Outputs, state and the consumer's view of a fresh eager arm, each cut to the region it writes."""
+    def _answer(self, case: Case, rng: torch.Tensor) -> Snapshot | None:
+        """Outputs, state and the consumer's view of a fresh eager arm, each cut to the region it writes.
+
+        Both answers draw the same random numbers, so that these do not pass for the field's influence.
+        """
         arm = Arm(self.component, self.backend)
+        arm.rng = rng
         poison_all(arm.buffers[name] for name in self.component.scratch if name in arm.on_device())
         if arm.stage(case) is not None:
             return None
         regions = arm.written(case)
-        outputs = arm.eager(case)
+        outputs = arm.with_rng(lambda: arm.eager(case))
         answer = {f"output {name}": tensor for name, tensor in outputs.items()}
         answer.update({f"state {name}": arm.buffers[name] for name in self.component.mutates})
         cut: Snapshot = {}

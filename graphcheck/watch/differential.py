@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
@@ -29,7 +30,7 @@ def baked(first: Sequence[Operation], second: Sequence[Operation], cases: tuple[
     """Findings for everything that differs between two records of one region and is no address.
 
     A scalar is GC301, an extent (a size, stride, slice bound, or a loop that runs another number of times) GC302, a
-    different sequence of operations GC303.
+    different sequence of operations GC303, the same elements in another number of parts GC304.
 
     Args:
         first: the record at the capture case.
@@ -73,8 +74,23 @@ def _change(old: Operation, new: Operation) -> tuple[str, str, str, str] | None:
     before, after = dict(old.geometry), dict(new.geometry)
     for name in [*before, *(name for name in after if name not in before)]:
         if before.get(name) != after.get(name):
-            return "GC302", f"the extent of {name}", str(before.get(name)), str(after.get(name))
+            was, now = str(before.get(name)), str(after.get(name))
+            if _regrouped(was, now):
+                return "GC304", f"into how many parts {name} is split", was, now
+            return "GC302", f"the extent of {name}", was, now
     return None
+
+
+def _regrouped(was: str, now: str) -> bool:
+    """Whether two descriptions of a tensor argument hold as many elements of one dtype in other extents."""
+    (dtype, sizes), (other, others) = _extents(was), _extents(now)
+    return dtype == other and sorted(sizes) != sorted(others) and math.prod(sizes) == math.prod(others)
+
+
+def _extents(described: str) -> tuple[str, list[int]]:
+    """Dtype and extents of a tensor argument, from its description."""
+    dtype, _, rest = described.partition("[")
+    return dtype, [int(size) for size in rest.partition("]")[0].split(",") if size.strip()]
 
 
 def _sequence(first: Sequence[Operation], second: Sequence[Operation], cases: tuple[str, str]) -> Finding:

@@ -8,10 +8,24 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from graphcheck.finding import Severity
+
 if TYPE_CHECKING:
     from graphcheck.component import Component
 
-FAMILIES = ("forbidden", "frozen", "addresses", "pools", "warmup", "padding", "oracle", "reports")
+FAMILIES = (
+    "forbidden",
+    "streams",
+    "frozen",
+    "host",
+    "addresses",
+    "pools",
+    "warmup",
+    "padding",
+    "random",
+    "oracle",
+    "reports",
+)
 BUILT_IN = tuple(f"graphcheck.zoo.{family}" for family in FAMILIES)
 PACKAGES = ("msa.zoo",)
 
@@ -26,6 +40,9 @@ class Entry:
         planted: makes the component with the defect.
         clean: makes the twin without it.
         mechanism: one sentence.
+        severity: of the finding that leads; only errors make the planted component fail.
+        backends: the backends that can show it.
+        reason: why not the others.
     """
 
     code: str
@@ -33,6 +50,9 @@ class Entry:
     planted: Callable[[], Component]
     clean: Callable[[], Component]
     mechanism: str
+    severity: Severity = Severity.ERROR
+    backends: tuple[str, ...] = ("cuda", "emulator")
+    reason: str = ""
 
 
 def entries() -> list[Entry]:

@@ -1,4 +1,4 @@
-"""Things that a capturing stream refuses, and work that escapes it."""
+"""Things that a capturing stream refuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from graphcheck.cases import Case
 from graphcheck.component import Buffers
+from graphcheck.finding import Severity
 from graphcheck.zoo import Entry
 from graphcheck.zoo.rows import WIDTH, MaskedSum, WithoutReference
 
@@ -72,24 +74,85 @@ class SumsUnderMask(WithoutReference):
         return {"out": buffers.out}
 
 
-class LaunchesElsewhere(MaskedSum):
-    """Half of the work goes to a stream that never waited for the capturing one."""
+class IndexesWithList(WithoutReference):
+    """The order of the rows is a Python list, which travels to the device first."""
 
-    def allocate(self, device: torch.device) -> Buffers:
-        self.side = torch.cuda.Stream()
-        return super().allocate(device)
+    order = (2, 0, 3, 1)
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        with torch.cuda.stream(self.side):
-            buffers.out.copy_(self.masked(buffers).sum(1))
+        buffers.out.copy_(self.masked(buffers)[list(self.order)].sum(1))
         return {"out": buffers.out}
 
 
-class ForksAndJoins(LaunchesElsewhere):
+class IndexesWithBuffer(IndexesWithList):
+    def allocate(self, device: torch.device) -> Buffers:
+        order = torch.tensor(self.order, device=device)
+        return Buffers(**dict(super().allocate(device).items()), order=order)
+
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        self.side.wait_stream(torch.cuda.current_stream())
+        buffers.out.copy_(self.masked(buffers).index_select(0, buffers.order).sum(1))
+        return {"out": buffers.out}
+
+
+class SlicesByTensor(WithoutReference):
+    """The end of a slice is a device tensor."""
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        rows = self.masked(buffers)[:, : buffers.lens.max()]
+        buffers.out.copy_(rows.amax(1) if rows.shape[1] else torch.zeros_like(buffers.out))
+        return {"out": buffers.out}
+
+
+class MasksBySlice(WithoutReference):
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.masked(buffers).amax(1))
+        return {"out": buffers.out}
+
+
+class QueriesEvent(MaskedSum):
+    """The region asks an event whether the previous step is done."""
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.done = torch.cuda.Event()
+        return super().allocate(device)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        self.done.record()
+        self.ask()
+
+    def ask(self) -> None:
+        """Ask outside the region, where it is allowed."""
+        self.done.query()
+
+
+class QueriesEventInside(QueriesEvent):
+    def ask(self) -> None:
+        return None
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        self.done.query()
+        return super().run(buffers)
+
+
+class PinsInside(MaskedSum):
+    """The region makes its own pinned staging buffer and copies the answer into it."""
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         outputs = super().run(buffers)
-        torch.cuda.current_stream().wait_stream(self.side)
+        self.host = torch.empty(buffers.out.shape, pin_memory=True)
+        self.host.copy_(buffers.out, non_blocking=True)
+        return outputs
+
+
+class PinsAhead(MaskedSum):
+    def allocate(self, device: torch.device) -> Buffers:
+        buffers = super().allocate(device)
+        return Buffers(**dict(buffers.items()), host=torch.empty(buffers.out.shape, pin_memory=True))
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        outputs = super().run(buffers)
+        buffers.host.copy_(buffers.out, non_blocking=True)
         return outputs
 
 
@@ -98,6 +161,16 @@ ZOO = [
     Entry("GC102", "reads-longest", ReadsLongest, MaskedSum, "the region reads the longest length on the host"),
     Entry("GC103", "builds-tensor", BuildsTensor, HoldsTensor, "the region uploads a Python list"),
     Entry("GC104", "branches-on-tensor", BranchesOnTensor, ChoosesOnDevice, "a Python if asks a device tensor"),
+    Entry("GC105", "indexes-with-list", IndexesWithList, IndexesWithBuffer, "a Python list indexes a device tensor"),
+    Entry("GC106", "slices-by-tensor", SlicesByTensor, MasksBySlice, "a device tensor bounds a slice"),
     Entry("GC107", "selects-by-mask", SelectsByMask, SumsUnderMask, "a boolean index has a data-dependent shape"),
-    Entry("GC204", "launches-elsewhere", LaunchesElsewhere, ForksAndJoins, "work goes to a stream outside the capture"),
+    Entry("GC108", "queries-event", QueriesEventInside, QueriesEvent, "the region asks whether an event has completed"),
+    Entry(
+        "GC110",
+        "pins-inside",
+        PinsInside,
+        PinsAhead,
+        "the region allocates pinned memory",
+        severity=Severity.WARNING,
+    ),
 ]

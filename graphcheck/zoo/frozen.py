@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import torch
 from hypothesis import strategies as st
@@ -168,6 +168,100 @@ class ReadsUniformStride(PackedRows):
         return {"out": buffers.out}
 
 
+class ChoosesByLongest(SlicesToLongest):
+    """The host picks a variant for short batches by the longest row; the variant reads eight columns."""
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        rows = self.masked(buffers)
+        total = rows[:, :8].cumsum(1)[:, -1] if self.width <= 8 else rows.sum(1)
+        buffers.out.copy_(total)
+        return {"out": buffers.out}
+
+
+class SumsByPointer(WithoutReference):
+    """Each row is weighted by an expert, found through a table of device addresses."""
+
+    experts = 4
+    built = False
+
+    def allocate(self, device: torch.device) -> Buffers:
+        weights = torch.empty(self.experts, WIDTH, device=device)
+        return Buffers(
+            **dict(super().allocate(device).items()),
+            weights=weights,
+            base=torch.zeros((), dtype=torch.int64, device=device),
+            table=torch.zeros(ROWS, dtype=torch.int64, device=device),
+        )
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(
+            lens=lengths(ROWS, 1, WIDTH, page=8),
+            x=contents(("normal",)),
+            weights=contents(("normal",)),
+            routing=st.permutations(range(self.experts)),
+        )
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        case.weights.fill(buffers.weights)
+        buffers.base.fill_(buffers.weights.data_ptr())
+        self.build(buffers, case)
+
+    def build(self, buffers: Buffers, case: Case) -> None:
+        """Write the address of each row's expert into the table."""
+        stride = buffers.weights.stride(0) * buffers.weights.element_size()
+        first = buffers.weights.data_ptr()
+        buffers.table.copy_(torch.tensor([first + expert * stride for expert in case.routing]))
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        # No kernel of torch follows an address, so the row is worked out; clamped, so that none is read out of bounds.
+        stride = buffers.weights.stride(0) * buffers.weights.element_size()
+        expert = ((buffers.table - buffers.base) // stride).clamp(0, self.experts - 1)
+        buffers.out.copy_((self.masked(buffers) * buffers.weights.index_select(0, expert)).sum(1))
+        return {"out": buffers.out}
+
+
+class BuildsTableOnce(SumsByPointer):
+    """The table of addresses is built for the first batch only."""
+
+    def build(self, buffers: Buffers, case: Case) -> None:
+        if not self.built:
+            super().build(buffers, case)
+            self.built = True
+
+
+class KeysByBucket(WithoutReference):
+    """One graph for each bucket; the attention window is a host number beside it."""
+
+    window = WIDTH
+    doubled = False
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(
+            lens=lengths(ROWS, 1, WIDTH, page=8),
+            x=contents(("normal",)),
+            doubled=st.booleans(),
+            window=st.sampled_from((4, WIDTH)),
+        )
+
+    def key(self, case: Case) -> Hashable:
+        return bool(case.doubled)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        self.window, self.doubled = int(case.window), bool(case.doubled)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        total = self.masked(buffers)[:, : self.window].sum(1)
+        buffers.out.copy_(total * 2 if self.doubled else total)
+        return {"out": buffers.out}
+
+
+class KeysByBucketAndWindow(KeysByBucket):
+    def key(self, case: Case) -> Hashable:
+        return bool(case.doubled), int(case.window)
+
+
 ZOO = [
     Entry("GC301", "scales-by-number", ScalesByNumber, ScalesByTensor, "a Python scale becomes a launch parameter"),
     Entry(
@@ -175,7 +269,10 @@ ZOO = [
     ),
     Entry("GC303", "branches-on-flag", BranchesOnFlag, ChoosesByTensor, "a host flag selects the recorded kernels"),
     Entry("GC303", "branches-outside-key", BranchesOnFlag, KeysByFlag, "the same branch, cured by the graph key"),
+    Entry("GC304", "chooses-by-longest", ChoosesByLongest, SumsToCapacity, "the host picks a variant by the lengths"),
     Entry("GC305", "plans-once", PlansOnce, PackedRows, "the host plan is not refreshed before a replay"),
+    Entry("GC306", "builds-table-once", BuildsTableOnce, SumsByPointer, "a table of addresses is not rebuilt"),
+    Entry("GC311", "keys-by-bucket", KeysByBucket, KeysByBucketAndWindow, "the graph key leaves out the window"),
     Entry(
         "GC312", "reads-uniform-stride", ReadsUniformStride, PackedRows, "staging packs rows, the region reads a stride"
     ),

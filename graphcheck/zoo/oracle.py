@@ -62,7 +62,16 @@ class ForgetsOutput(MaskedSum):
     reference = WithoutReference.reference
 
 
+class SumsAnotherWay(WithoutReference):
+    """The eager engine sums row by row in another order than the captured region: both are right, the bits differ."""
+
+    def eager(self, buffers: Buffers, case: Case) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.masked(buffers).cumsum(1)[:, -1])
+        return {"out": buffers.out}
+
+
 ZOO = [
+    Entry("GC951", "sums-another-way", SumsAnotherWay, MaskedSum, "eager and graph choose other algorithms"),
     Entry(
         "GC960",
         "accumulates-uninitialised",

@@ -11,6 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from graphcheck.cases import Case
 from graphcheck.component import Buffers
+from graphcheck.errors import CaseRefused
 from graphcheck.strategies import batch, case, contents, lengths
 from graphcheck.zoo import Entry
 from graphcheck.zoo.rows import ROWS, WIDTH, WithoutReference
@@ -164,9 +165,72 @@ class ClearsOptional(OmitsOptional):
         super().stage(buffers, case)
 
 
+class CutsToBucket(WithoutReference):
+    """A batch larger than the bucket is cut to it; the eager engine serves all of it."""
+
+    most = ROWS + 2
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS + 2, 1, WIDTH, page=8), x=contents(("normal",)), size=batch(self.most))
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        lens = torch.where(torch.arange(ROWS + 2) < case.size, case.lens, 0)
+        buffers.lens.copy_(lens[:ROWS])
+        buffers.x.copy_(case.x.tensor(ROWS + 2, WIDTH)[:ROWS])
+
+    def eager(self, buffers: Buffers, case: Case) -> Mapping[str, torch.Tensor]:
+        device = buffers.x.device
+        rows = case.x.tensor(ROWS + 2, WIDTH).to(device)[: case.size]
+        valid = buffers.columns < case.lens[: case.size].to(device).unsqueeze(1)
+        return {"out": torch.where(valid, rows, torch.zeros_like(rows)).sum(1)}
+
+
+class RefusesLargerBatch(CutsToBucket):
+    most = ROWS + 1
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        if case.size > ROWS:
+            raise CaseRefused(f"{case.size} requests do not fit the bucket of {ROWS}")
+        super().stage(buffers, case)
+
+
+class ExceedsCapacity(WithoutReference):
+    """Rows may grow beyond the width that the buffers have; nobody looks."""
+
+    longest = WIDTH + 8
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, self.longest, page=8), x=contents(("normal",)))
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        buffers.lens.copy_(case.lens)
+        buffers.x.copy_(case.x.tensor(ROWS, WIDTH + 8)[:, :WIDTH])
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.masked(buffers).cumsum(1)[:, -1])
+        return {"out": buffers.out}
+
+    def eager(self, buffers: Buffers, case: Case) -> Mapping[str, torch.Tensor]:
+        device = buffers.x.device
+        rows = case.x.tensor(ROWS, WIDTH + 8).to(device)
+        valid = torch.arange(WIDTH + 8, device=device) < case.lens.to(device).unsqueeze(1)
+        return {"out": torch.where(valid, rows, torch.zeros_like(rows)).cumsum(1)[:, -1]}
+
+
+class RefusesBeyondCapacity(ExceedsCapacity):
+    longest = WIDTH + 1
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        if int(case.lens.max()) > WIDTH:
+            raise CaseRefused(f"a row of {int(case.lens.max())} does not fit the capacity of {WIDTH}")
+        super().stage(buffers, case)
+
+
 ZOO = [
+    Entry("GC701", "cuts-to-bucket", CutsToBucket, RefusesLargerBatch, "a batch larger than the bucket is cut"),
     Entry("GC702", "stale-tail", StaleTail, FilledTail, "padding rows keep the previous batch's lengths"),
     Entry("GC703", "valid-sentinel", ValidSentinel, DummySlot, "slot -1 wraps to the last slot"),
     Entry("GC704", "leaks-unwritten", LeaksUnwritten, ScalesLiveRows, "memory that nothing wrote reaches live rows"),
     Entry("GC705", "omits-optional", OmitsOptional, ClearsOptional, "an absent input leaves the previous value"),
+    Entry("GC706", "exceeds-capacity", ExceedsCapacity, RefusesBeyondCapacity, "lengths exceed what was captured"),
 ]

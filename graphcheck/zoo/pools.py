@@ -82,6 +82,30 @@ class CopiesOut(SharesPool):
         return output.clone()
 
 
+class ServesOnTwoStreams(SharesPool):
+    """Each of two graphs of one pool is replayed on a stream of its own; neither waits for the other."""
+
+    waits = False
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.lanes = [torch.cuda.Stream(), torch.cuda.Stream()]
+        return super().allocate(device)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        lane = self.lanes[int(case.doubled)]
+        if self.waits:
+            lane.wait_stream(torch.cuda.current_stream())
+        torch.cuda.set_stream(lane)
+        super().stage(buffers, case)
+
+    def keep(self, output: torch.Tensor) -> torch.Tensor:
+        return output.clone()
+
+
+class ServesInTurn(ServesOnTwoStreams):
+    waits = True
+
+
 class AllocatesInside(MaskedSum):
     """Declares an allocation-free region and makes temporaries all the same."""
 
@@ -115,9 +139,103 @@ class WithinBudget(MaskedSum):
     allocation = 8 * ROWS * WIDTH * 4
 
 
+class BorrowsFromArena(WithoutReference):
+    """Scratch comes from an allocator without a pool for graphs; what the capture gives back, others get."""
+
+    blocks = 12
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.free = [torch.zeros(ROWS, WIDTH, device=device) for _ in range(self.blocks)]
+        self.backups: list[torch.Tensor] = []
+        return super().allocate(device)
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)))
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        work = self.borrow(buffers)
+        work.copy_(self.masked(buffers))
+        buffers.out.copy_(work.sum(1))
+        self.give_back(work)
+        return {"out": buffers.out}
+
+    def borrow(self, buffers: Buffers) -> torch.Tensor:
+        """Scratch [rows, width] for the region."""
+        return self.free.pop()
+
+    def give_back(self, work: torch.Tensor) -> None:
+        """The region needs its scratch no longer."""
+        self.free.append(work)
+
+    def observe(self, buffers: Buffers, outputs: Mapping[str, torch.Tensor]) -> Any:
+        backup = self.free.pop()
+        backup.copy_(outputs["out"].unsqueeze(1).expand(ROWS, WIDTH))
+        self.backups.append(backup)
+        return self.backups[-2:]
+
+
+class HoldsForGraph(BorrowsFromArena):
+    scratch = ("work",)
+
+    def allocate(self, device: torch.device) -> Buffers:
+        buffers = super().allocate(device)
+        return Buffers(**dict(buffers.items()), work=self.free.pop())
+
+    def borrow(self, buffers: Buffers) -> torch.Tensor:
+        return buffers.work
+
+    def give_back(self, work: torch.Tensor) -> None:
+        return None
+
+
+class KeepsOutputOfEach(WithoutReference):
+    """Every bucket's graph returns a tensor of its own: each is within the budget, all of them are not."""
+
+    allocation = 24 * 1024
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.bucket = 1
+        return super().allocate(device)
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), bucket=st.sampled_from((1, 2, 3, 4)))
+
+    def key(self, case: Case) -> int:
+        return int(case.bucket)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        self.bucket = int(case.bucket)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        return {"wide": self.masked(buffers).repeat(1, 32) * self.bucket}
+
+
+class SharesOutput(KeepsOutputOfEach):
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(**dict(super().allocate(device).items()), wide=torch.empty(ROWS, 32 * WIDTH, device=device))
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        torch.mul(self.masked(buffers).repeat(1, 32), self.bucket, out=buffers.wide)
+        return {"wide": buffers.wide}
+
+
 ZOO = [
     Entry("GC501", "keeps-output", KeepsOutput, ClonesOutput, "an output is kept across replays"),
     Entry("GC502", "shares-pool", SharesPool, CopiesOut, "an output is needed after another graph of its pool ran"),
+    Entry(
+        "GC503",
+        "serves-on-two-streams",
+        ServesOnTwoStreams,
+        ServesInTurn,
+        "two graphs of one pool are replayed on two streams",
+        backends=("emulator",),
+        reason="on hardware small replays hardly ever overlap, and nothing there keeps the order of streams",
+    ),
+    Entry("GC504", "borrows-from-arena", BorrowsFromArena, HoldsForGraph, "scratch of the capture is handed out again"),
     Entry("GC505", "allocates-inside", AllocatesInside, AllocatesAhead, "a region declared allocation-free allocates"),
     Entry("GC505", "over-budget", OverBudget, WithinBudget, "the region keeps more pool memory than its budget"),
+    Entry(
+        "GC506", "keeps-output-of-each", KeepsOutputOfEach, SharesOutput, "each graph of a pool keeps its own output"
+    ),
 ]

@@ -145,7 +145,7 @@ def test_selftest_counts_and_bench_measures(tmp_path: Path, capsys: pytest.Captu
     table = tmp_path / "table.json"
     code, out, _ = run(["selftest", "--backend", "emulator", "--only", "GC401", "--json", str(table)], capsys)
     assert code == 0
-    assert "entries right" in out
+    assert "twins silent" in out
     assert json.loads(table.read_text())["rows"][0]["code"] == "GC401"
     target = "graphcheck.zoo.rows:MaskedSum"
     figures = tmp_path / "figures.json"

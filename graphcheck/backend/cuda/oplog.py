@@ -159,12 +159,17 @@ def _tensors(result: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
+def described(tensor: torch.Tensor) -> str:
+    """Dtype, extents, strides and offset of a tensor argument, in the words of the emulator's tape."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype}{list(tensor.shape)} stride {list(tensor.stride())} offset {tensor.storage_offset()}"
+
+
 def _operation(func: Any, named: list[tuple[str, Any, bool]], where: Location | None) -> Operation:
     scalars, geometry = [], []
     for name, value, _ in named:
         if isinstance(value, torch.Tensor):
-            shape = f"{tuple(value.shape)} stride {value.stride()} offset {value.storage_offset()}"
-            geometry.append((name, shape))
+            geometry.append((name, described(value)))
             if not value.is_cuda and value.dim() == 0:
                 scalars.append((name, str(value.item())))
         elif value is not None and not isinstance(value, (torch.device, torch.Generator)):

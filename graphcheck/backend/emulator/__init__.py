@@ -17,6 +17,7 @@ from graphcheck.backend.emulator.compared import first_difference
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.generator import GENERATORS
 from graphcheck.backend.emulator.memory import HEAP, Pool
+from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.recording import EmulatedRecording, abandon
 from graphcheck.backend.emulator.streams import CAPTURING, StreamContext
 from graphcheck.backend.emulator.tensor import CUDA, DeviceTensor, of_block
@@ -54,6 +55,7 @@ class EmulatorBackend:
         """
         if not isinstance(pool, Pool):
             raise UsageError("record: the pool must come from this backend's pool()")
+        ORDER.settle()
         with StreamContext(CAPTURING):
             capture = graphs.begin(pool)
             try:

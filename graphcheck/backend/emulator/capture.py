@@ -57,6 +57,10 @@ class Capture:
         pool: the private pool.
         origin: the stream on which the capture began.
         generators: user generators that are registered with the graph.
+
+    Attributes:
+        streams: those that are part of the capture.
+        outside: those that were given work during the capture and are not part of it.
     """
 
     def __init__(self, pool: Pool, origin: Stream, generators: tuple[Any, ...] = ()) -> None:
@@ -64,6 +68,7 @@ class Capture:
         self.pool = pool
         self.origin = origin
         self.streams: set[Stream] = {origin}
+        self.outside: set[Stream] = set()
         self.clock: dict[Stream, dict[Stream, int]] = {origin: {origin: 0}}
         self.generators = generators
         self.nodes: list[Node] = []

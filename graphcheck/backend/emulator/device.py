@@ -21,6 +21,7 @@ class Device:
     Attributes:
         capture: the capture in progress.
         stream: the current stream.
+        default: the legacy default stream.
         observer: called as ``observer(func, written tensors, results)`` after each operator that runs eagerly.
         depth: how many activations are nested.
     """
@@ -28,6 +29,7 @@ class Device:
     def __init__(self) -> None:
         self.capture: Capture | None = None
         self.stream: Stream = None  # type: ignore[assignment]
+        self.default: Stream = None  # type: ignore[assignment]
         self.observer: Callable[[Any, Any, Any], None] | None = None
         self.depth = 0
 

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphcheck.backend.emulator import host_read, special
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.generator import GENERATORS
+from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.rules import Rule
 from graphcheck.backend.emulator.tensor import DeviceTensor, adopt, wrap
 from graphcheck.errors import UnknownOperator
@@ -97,6 +98,8 @@ class DispatchMode(TorchDispatchMode):
             if to_device or first is not None:
                 raw_kwargs = {**raw_kwargs, "device": CPU}
         if not to_device:
+            if ORDER.readers:
+                special.host_written(rule, args, kwargs)
             return rule.func(*raws, **raw_kwargs)
         if rule.body is not None:
             return self.enter(rule, args, kwargs)
@@ -175,6 +178,8 @@ class DispatchMode(TorchDispatchMode):
                     None if alias else _adopt_all(item, None) for alias, item in zip(rule.aliased, listed, strict=True)
                 ]
             result = rule.returned(args, kwargs, extra)
+        if DEVICE.stream is not DEVICE.default or ORDER.writes:
+            ORDER.written(tensor._handle.block for tensor in rule.written(args, kwargs))
         if DEVICE.observer is not None:
             DEVICE.observer(rule, rule.written(args, kwargs), result)
         return result

@@ -14,6 +14,7 @@ import torch
 from graphcheck.backend.emulator.capture import Capture
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.memory import Pool
+from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.recording import EmulatedRecording, abandon, finish
 from graphcheck.backend.emulator.streams import CAPTURING, DEFAULT, Stream, StreamContext
 from graphcheck.errors import CaptureRefused
@@ -146,6 +147,7 @@ class graph:  # noqa: N801 - the name is torch's
 
     def __enter__(self) -> None:
         gc.collect()
+        ORDER.settle()
         self._context.__enter__()
         try:
             self.cuda_graph.capture_begin(pool=self._pool)

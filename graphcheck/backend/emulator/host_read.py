@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from graphcheck.backend.emulator.device import DEVICE
+from graphcheck.backend.emulator.ordering import ORDER
 
 ADVICE = {
     "GC101": "synchronise before the capture and after the replay",
@@ -43,11 +44,13 @@ def read(code: str, what: str) -> None:
     """Refuse a host read if the current stream is capturing."""
     if DEVICE.capture is not None and DEVICE.recording:
         DEVICE.refuse(code, what, ADVICE[code])
+    ORDER.host_waits(ORDER.position(DEVICE.stream))
 
 
 def scalar_read() -> None:
     """Refuse `item()` and what goes through it."""
     if DEVICE.capture is None or not DEVICE.recording:
+        ORDER.host_waits(ORDER.position(DEVICE.stream))
         return
     where = current()
     if where == "branch":

@@ -45,6 +45,11 @@ class Ledger:
             if block is not None and block in wanted:
                 self.owners.setdefault(block, []).append(Owner(name, tensor))
 
+    def title(self, block: Block) -> str:
+        """How to call an external block: by its owner, else by its address."""
+        owners = self.owners.get(block)
+        return owners[0].name if owners else f"the memory at {block.address:#x}"
+
     def objections(self, names: Mapping[str, torch.Tensor]) -> list[Finding]:
         """What speaks against a replay now."""
         found: list[Finding] = []

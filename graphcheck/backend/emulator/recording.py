@@ -13,12 +13,13 @@ from graphcheck.backend.emulator.capture import Birth, Capture
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.ledger import Ledger
 from graphcheck.backend.emulator.memory import HEAP
+from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.pinned import PINNED
-from graphcheck.backend.emulator.streams import unjoined
+from graphcheck.backend.emulator.streams import WIDEST, unjoined
 from graphcheck.backend.emulator.tensor import DeviceTensor, of_block
 from graphcheck.backend.protocol import Allocation, External, Operation
 from graphcheck.errors import CaptureRefused, ReplayFailed
-from graphcheck.finding import Finding
+from graphcheck.finding import Finding, Severity
 
 
 class EmulatedRecording:
@@ -35,6 +36,10 @@ class EmulatedRecording:
         self.nodes = capture.nodes
         self.generators = capture.generators
         self.ledger = Ledger(list(capture.touched.values()))
+        self._blocks = [touch.block for touch in capture.touched.values() if touch.block.tag == "device"]
+        self._sources = [
+            touch.block for touch in capture.touched.values() if touch.block.tag == "pinned" and touch.reads
+        ]
         self._peak = capture.peak
         self._findings = list(capture.findings)
         held = {tensor._handle.block for tensor in _tensors(outputs if outputs is not None else {})}
@@ -71,6 +76,7 @@ class EmulatedRecording:
             )
         replay.run(self.steps(), self.nodes)
         self.pool.replays += 1
+        ORDER.replay(self.pool, self._blocks, self._sources)
 
     def steps(self) -> list[Any]:
         """The calls, bound on first use."""
@@ -101,7 +107,8 @@ class EmulatedRecording:
         self.ledger.name(names)
 
     def objections(self, names: Mapping[str, torch.Tensor]) -> Sequence[Finding]:
-        return self.ledger.objections(names)
+        found = self.ledger.objections(names)
+        return [*found, *ORDER.objections(self.pool, self._blocks, self.ledger.title)]
 
     def undeclared_writes(self, declared: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         covered = {tensor._handle.block for tensor in declared if isinstance(tensor, DeviceTensor)}
@@ -152,7 +159,22 @@ def finish(capture: Capture, outputs: Mapping[str, torch.Tensor] | None) -> Emul
     if capture.refusal is not None:
         abandon(capture)
         raise capture.refusal
+    if len(capture.streams) > WIDEST:
+        capture.findings.append(_fan_out(capture))
     return EmulatedRecording(capture, outputs)
+
+
+def _fan_out(capture: Capture) -> Finding:
+    return Finding(
+        code="GC207",
+        message=f"the region spreads over {len(capture.streams)} streams",
+        severity=Severity.WARNING,
+        where=next((node.where for node in capture.nodes if node.where is not None), None),
+        place="capture",
+        expected=f"at most {WIDEST} streams, the hardware queues that a process has by default",
+        got=f"{len(capture.streams)} streams for {len(capture.nodes)} operations",
+        advice="reuse one side stream, and record the main branch before the side branch",
+    )
 
 
 def abandon(capture: Capture) -> None:

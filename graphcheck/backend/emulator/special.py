@@ -10,6 +10,7 @@ from graphcheck.backend.emulator import host_read
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.geometry import Spec, results
 from graphcheck.backend.emulator.memory import HEAP, Handle
+from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.pinned import PINNED
 from graphcheck.backend.emulator.tensor import DeviceTensor, become, wrap
 from graphcheck.errors import UnknownOperator
@@ -92,6 +93,7 @@ def _factory(mode: Any, rule: Any, args: Any, kwargs: Any, raws: Any, raw_kwargs
 def launched_outside(rule: Any) -> None:
     """Note work that runs while a capture goes on, on a stream that is not part of it."""
     if DEVICE.capture is not None:
+        DEVICE.capture.outside.add(DEVICE.stream)
         DEVICE.note(
             "GC204",
             f"{rule.func} was issued on a stream that is not part of the capture: it ran once, now, and no replay will "
@@ -120,9 +122,32 @@ def _copy(mode: Any, rule: Any, args: Any, kwargs: Any, raws: Any, raw_kwargs: A
     rule.func(*raws, **raw_kwargs)
     if DEVICE.capture is not None:
         launched_outside(rule)
+    else:
+        _transferred(dst, src, bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
     if DEVICE.observer is not None:
         DEVICE.observer(rule, [dst] if to_device else [], dst)
     return dst
+
+
+def _transferred(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> None:
+    """Note a copy between host and device: one that is not asynchronous, or not from pinned memory, the host awaits."""
+    if isinstance(dst, DeviceTensor):
+        ORDER.written([dst._handle.block])
+    pinned = PINNED.find(src if isinstance(dst, DeviceTensor) else dst)
+    if not (non_blocking and pinned is not None):
+        ORDER.host_waits(ORDER.position(DEVICE.stream))
+    elif isinstance(dst, DeviceTensor):
+        ORDER.reads_host([pinned])
+
+
+def host_written(rule: Any, args: Any, kwargs: Any) -> None:
+    """Note what an operator on the host writes to pinned memory."""
+    for name in rule.written_names:
+        value = rule.argument(name, args, kwargs)
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            block = PINNED.find(tensor) if isinstance(tensor, torch.Tensor) else None
+            if block is not None:
+                ORDER.host_writes(block)
 
 
 def _check_transfer(host: torch.Tensor, non_blocking: bool, to_device: bool) -> None:

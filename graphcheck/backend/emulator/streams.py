@@ -8,8 +8,11 @@ from typing import Any, Self
 
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.host_read import ADVICE
+from graphcheck.backend.emulator.ordering import ORDER
 
 _idents = itertools.count(1)
+# What CUDA_DEVICE_MAX_CONNECTIONS is unless set: more streams than that share hardware queues.
+WIDEST = 8
 _QUERY = "query before the capture or after the replay"
 
 
@@ -61,6 +64,7 @@ class Stream:
     def synchronize(self) -> None:
         if DEVICE.capture is not None:
             DEVICE.refuse("GC101", "a stream is synchronised while a stream is capturing", ADVICE["GC101"])
+        ORDER.host_waits(ORDER.position(self))
 
     def query(self) -> bool:
         if DEVICE.capture is not None:
@@ -103,19 +107,23 @@ class Event:
         self.device = _device()
         self._recorded = False
         self._capture: int | None = None
+        self._stream: Stream | None = None
         self._clock: dict[Stream, int] = {}
+        self._order: dict[Stream, int] = {}
         self._at = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
         stream = stream if stream is not None else DEVICE.stream
         capture = DEVICE.capture
         self._recorded = True
+        self._stream = stream
         self._at = time.perf_counter()
         if capture is not None and stream in capture.streams and not self.external:
             self._capture = capture.ident
             self._clock = dict(capture.clock.get(stream, {}))
         else:
             self._capture = None
+            self._order = ORDER.position(stream)
 
     def wait(self, stream: Stream | None = None) -> None:
         stream = stream if stream is not None else DEVICE.stream
@@ -123,27 +131,45 @@ class Event:
         if not self._recorded or self.external:
             return
         if capture is not None and self._capture == capture.ident:
+            if stream is DEFAULT:
+                DEVICE.refuse(
+                    "GC111",
+                    "the legacy default stream is made to depend on the capturing one, which it cannot join",
+                    "fork onto a stream of your own, and build and warm up whatever remembers its stream on the "
+                    "capturing stream",
+                )
             capture.streams.add(stream)
             clock = capture.clock.setdefault(stream, {})
             for other, tick in self._clock.items():
                 clock[other] = max(clock.get(other, 0), tick)
+        elif capture is not None and stream in capture.streams and self._stream in capture.outside:
+            DEVICE.refuse(
+                "GC201",
+                "the capturing stream joins a side stream that was given work and never forked from it",
+                "let the side stream wait for the capturing one before its first operation "
+                "(side.wait_stream(torch.cuda.current_stream()))",
+            )
         elif capture is not None and stream in capture.streams:
             DEVICE.refuse(
                 "GC203",
                 "the capturing stream waits for work that is not part of the capture",
                 "wait before the capture, fork the other stream from the capturing one, or use an external event",
             )
+        elif self._capture is None:
+            ORDER.wait(stream, self._order)
 
     def query(self) -> bool:
         if DEVICE.capture is not None:
             DEVICE.refuse("GC108", "an event is queried while a stream is capturing", _QUERY)
         self._outside("queried")
+        ORDER.host_waits(self._order)
         return True
 
     def synchronize(self) -> None:
         if DEVICE.capture is not None:
             DEVICE.refuse("GC101", "an event is synchronised while a stream is capturing", ADVICE["GC101"])
         self._outside("waited for")
+        ORDER.host_waits(self._order)
 
     def _outside(self, what: str) -> None:
         if self._capture is not None:
@@ -193,4 +219,4 @@ def unjoined(capture: Any) -> list[Stream]:
 
 DEFAULT = Stream(stream_id=0, stream_ptr=0)
 CAPTURING = Stream()
-DEVICE.stream = DEFAULT
+DEVICE.stream = DEVICE.default = DEFAULT

@@ -18,6 +18,7 @@ from graphcheck.backend.emulator.function_mode import FunctionMode
 from graphcheck.backend.emulator.generator import GENERATORS, DeviceGenerator, HostGenerator, refuse_state
 from graphcheck.backend.emulator.guard_slot import GuardSlot
 from graphcheck.backend.emulator.memory import HEAP
+from graphcheck.backend.emulator.ordering import ORDER
 
 DISPATCH = DispatchMode()  # type: ignore[no-untyped-call]
 FUNCTION = FunctionMode()
@@ -69,6 +70,7 @@ def activated() -> Iterator[None]:
         undo = Undo()
         stack.callback(undo.all)
         HEAP.restart()
+        ORDER.clear()
         _SLOT.fill()
         stack.callback(_SLOT.restore)
         for owner, name, value in _replacements():
@@ -89,6 +91,7 @@ def synchronize(device: Any = None) -> None:
     """Wait for the device: nothing to wait for, refused while capturing."""
     if DEVICE.capture is not None:
         DEVICE.refuse("GC101", "the host waits for the device while a stream is capturing", host_read.ADVICE["GC101"])
+    ORDER.host_waits()
 
 
 def current_stream(device: Any = None) -> streams.Stream:

@@ -143,3 +143,41 @@ def test_streams_and_events_work_outside_captures(backend: EmulatorBackend) -> N
     assert side.query()
     assert start.elapsed_time(end) >= 0
     assert torch.cuda.current_stream() is torch.cuda.default_stream()
+
+
+def test_joining_a_stream_that_was_given_work_and_never_forked_is_refused(backend: EmulatorBackend) -> None:
+    x, side = torch.ones(4, device="cuda"), torch.cuda.Stream()
+
+    def region() -> dict[str, torch.Tensor]:
+        with torch.cuda.stream(side):
+            x.add_(1)
+        torch.cuda.current_stream().wait_stream(side)
+        return {}
+
+    with pytest.raises(CaptureRefused, match="GC201"):
+        backend.record(region, backend.pool())
+
+
+def test_the_legacy_stream_cannot_join_a_capture(backend: EmulatorBackend) -> None:
+    def region() -> dict[str, torch.Tensor]:
+        torch.cuda.default_stream().wait_stream(torch.cuda.current_stream())
+        return {}
+
+    with pytest.raises(CaptureRefused, match="GC111"):
+        backend.record(region, backend.pool())
+
+
+@pytest.mark.parametrize(("count", "codes"), [(7, []), (8, ["GC207"])])
+def test_more_streams_than_hardware_queues_are_noted(backend: EmulatorBackend, count: int, codes: list[str]) -> None:
+    x, sides = torch.ones(4, device="cuda"), [torch.cuda.Stream() for _ in range(count)]
+
+    def region() -> dict[str, torch.Tensor]:
+        current = torch.cuda.current_stream()
+        for side in sides:
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                torch.neg(x)
+            current.wait_stream(side)
+        return {}
+
+    assert [finding.code for finding in backend.record(region, backend.pool()).findings()] == codes
