@@ -10,7 +10,8 @@ import pytest
 from graphcheck.catalogue import HAZARDS
 from graphcheck.finding import Severity, Verdict
 from graphcheck.fuzzer import fuzz
-from graphcheck.zoo.reports import ELSEWHERE, EMULATOR_ONLY, SOURCES, STATIC, UNDETECTED, ZOO
+from graphcheck.lint import Settings, lint
+from graphcheck.zoo.reports import ELSEWHERE, SOURCES, STATIC, UNDETECTED, ZOO
 from graphcheck.zoo.reports.entry import Snippet, Undetected
 from graphcheck.zoo.reports.table import found, table
 
@@ -29,12 +30,6 @@ def test_codes_are_in_the_catalogue() -> None:
     assert [code for row in found().values() for code, _ in row if code not in HAZARDS] == []
 
 
-def test_what_is_for_the_emulator_only_exists() -> None:
-    """Expected: names of entries, each with a reason."""
-    names = {entry.name for entry in ZOO} | {undetected.entry.name for undetected in UNDETECTED}
-    assert names >= EMULATOR_ONLY.keys() and all(EMULATOR_ONLY.values())
-
-
 def test_document_is_in_step() -> None:
     """Expected: docs/reports.md is what `python -m graphcheck.zoo.reports` prints."""
     assert DOCUMENT.read_text(encoding="utf-8") == table()
@@ -44,6 +39,15 @@ def test_document_is_in_step() -> None:
 def test_snippets_are_source_that_differs(snippet: Snippet) -> None:
     """Expected: both parse, and as different programs."""
     assert ast.dump(ast.parse(snippet.planted)) != ast.dump(ast.parse(snippet.clean))
+
+
+@pytest.mark.parametrize("snippet", STATIC, ids=lambda snippet: snippet.name)
+def test_lint_finds_the_snippet_and_is_silent_on_its_twin(snippet: Snippet, tmp_path: Path) -> None:
+    """Expected: the code among the findings of the planted source, nothing on the clean one."""
+    for name, source in (("planted", snippet.planted), ("clean", snippet.clean)):
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+    assert snippet.code in [finding.code for finding in lint([tmp_path / "planted.py"], Settings()).findings]
+    assert lint([tmp_path / "clean.py"], Settings()).findings == []
 
 
 @pytest.mark.parametrize("undetected", UNDETECTED, ids=lambda undetected: undetected.entry.name)

@@ -6,8 +6,9 @@ capturing, puts it onto a tape of addresses, geometry and scalars. A replay runs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class EmulatorBackend:
         if not isinstance(pool, Pool):
             raise UsageError("record: the pool must come from this backend's pool()")
         ORDER.settle()
-        with StreamContext(CAPTURING):
+        with StreamContext(CAPTURING), _collector_off():
             capture = graphs.begin(pool)
             try:
                 outputs = region()
@@ -126,3 +127,15 @@ class EmulatorBackend:
 
 
 __all__ = ["EmulatorBackend"]
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Inside, the garbage collector runs only where the region asks for it: what it would find here is the harness's."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -13,7 +13,6 @@ UNDETECTED: list[Undetected] = [
     *plans.UNDETECTED,
     *addresses.UNDETECTED,
     *staging.UNDETECTED,
-    *warmup.UNDETECTED,
     *padding.UNDETECTED,
     *effects.UNDETECTED,
     *streams.UNDETECTED,
@@ -29,10 +28,4 @@ ELSEWHERE = {
     "B095": ("GC902", "ranks choose different graph variants, which takes several ranks"),
     "B101": ("GC951", "the kernels of one compute capability give other bits in a graph"),
 }
-# By name: planted components that a real device does not survive, or refuses for another reason.
-EMULATOR_ONLY = {
-    "b067-hidden-states-disposed-early": "a null address faults on a real device, and the process is lost",
-    "b079-autotuner-compiles-in-capture": "a real compiler touches random state before it compiles",
-}
-
-__all__ = ["ELSEWHERE", "EMULATOR_ONLY", "SOURCES", "STATIC", "UNDETECTED", "ZOO"]
+__all__ = ["ELSEWHERE", "SOURCES", "STATIC", "UNDETECTED", "ZOO"]

@@ -361,6 +361,13 @@ ZOO = [
         CopiesInPreparation,
         "the preparation rebinds cumulative lengths that the graph reads",
     ),
+    Entry(
+        "GC311",
+        "b051-copy-source-not-in-fingerprint",
+        ExemptsCopySource,
+        ChecksCopySource,
+        "the source of a copy slides inside its buffer and is not in the key",
+    ),
 ]
 UNDETECTED = [
     Undetected(
@@ -372,15 +379,5 @@ UNDETECTED = [
             "metadata is stored by batch size and replaced by the capture of the other variant",
         ),
         "GC401 leads: needs a detector that sees that the capture of another key replaced the tensor.",
-    ),
-    Undetected(
-        Entry(
-            "GC311",
-            "b051-copy-source-not-in-fingerprint",
-            ExemptsCopySource,
-            ChecksCopySource,
-            "the source of a copy slides inside its buffer and is not in the key",
-        ),
-        "GC302 leads: needs a detector that sees that a declared key leaves out the field that drives a record.",
     ),
 ]

@@ -297,18 +297,22 @@ ZOO = [
         SchedulesEachStep,
         "the warm-up fills lazy metadata, so the planner never enters the graph",
     ),
+    Entry(
+        "GC304",
+        "b007-more-splits-than-captured",
+        SplitsByHeuristic,
+        SplitsByBound,
+        "kernels and partial results are those of the split count at capture",
+    ),
+    Entry(
+        "GC306",
+        "b087-tensor-map-frozen-at-capture",
+        EncodesRows,
+        EncodesEachBatch,
+        "a host-built descriptor holds the rows of the batch at capture",
+    ),
 ]
 UNDETECTED = [
-    Undetected(
-        Entry(
-            "GC304",
-            "b007-more-splits-than-captured",
-            SplitsByHeuristic,
-            SplitsByBound,
-            "kernels and partial results are those of the split count at capture",
-        ),
-        "GC303 leads: needs a detector that sees that lengths alone choose the operations.",
-    ),
     Undetected(
         Entry(
             "GC304",
@@ -318,16 +322,6 @@ UNDETECTED = [
             "the planner writes an entry a real tile, the graph launches a padded grid",
         ),
         "GC702 leads, with the table's tail: needs a detector that compares the launched grid with the planned one.",
-    ),
-    Undetected(
-        Entry(
-            "GC306",
-            "b087-tensor-map-frozen-at-capture",
-            EncodesRows,
-            EncodesEachBatch,
-            "a host-built descriptor holds the rows of the batch at capture",
-        ),
-        "GC305 leads: needs a detector that knows a table of addresses for what it is.",
     ),
     Undetected(
         Entry(

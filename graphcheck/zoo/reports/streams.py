@@ -207,6 +207,8 @@ ZOO = [
         DisposesHiddenStates,
         DisposesOwnAlias,
         "a branch empties storage that a later captured kernel reads",
+        backends=("emulator",),
+        reason="a null address faults on a real device, and the process is lost",
     ),
     Entry(
         "GC801",
