@@ -36,8 +36,9 @@ _READ: dict[str, Callable[[], Any]] = {
     "flash attention": torch.backends.cuda.flash_sdp_enabled,
     "memory-efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled,
     "math attention": torch.backends.cuda.math_sdp_enabled,
-    "current stream": lambda: torch.cuda.current_stream(),
-    "current device": lambda: torch.cuda.current_device(),
+    # None before CUDA is used at all, and where a component is measured on the plain CPU.
+    "current stream": lambda: torch.cuda.current_stream() if torch.cuda.is_initialized() else None,
+    "current device": lambda: torch.cuda.current_device() if torch.cuda.is_initialized() else None,
 }
 _WRITE: dict[str, Callable[[Any], Any]] = {
     "autocast": _autocast,
@@ -56,7 +57,7 @@ _WRITE: dict[str, Callable[[Any], Any]] = {
 
 
 def snapshot() -> Context:
-    """The context of this thread now; a backend must be active."""
+    """The context of this thread now."""
     return {name: read() for name, read in _READ.items()}
 
 
@@ -69,7 +70,7 @@ def apply(context: Context) -> None:
     """Put the context back, as far as it can be set."""
     now = snapshot()
     for name, value in context.items():
-        if name in _WRITE and now[name] != value:
+        if name in _WRITE and value is not None and now[name] != value:
             _WRITE[name](value)
 
 

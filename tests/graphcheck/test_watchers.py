@@ -35,6 +35,11 @@ def test_a_changed_context_is_said_in_words_and_put_back() -> None:
         assert context.snapshot() == before
 
 
+def test_the_context_can_be_read_without_a_device() -> None:
+    with context.preserved():
+        assert context.snapshot()["current stream"] is None or torch.cuda.is_initialized()
+
+
 def test_python_state_is_brought_to_where_another_copy_is() -> None:
     ours, theirs = Outer(), Outer()
     before = reachable.plain_state(theirs)
