@@ -17,11 +17,12 @@ from graphcheck.component import Component
 from graphcheck.errors import UsageError
 from graphcheck.finding import RUNGS
 from graphcheck.oracle.arm import Arm, clone
-from graphcheck.oracle.lockstep import Options, run_plan
+from graphcheck.oracle.lockstep import Options, one_thread, run_plan
 from graphcheck.plan import Plan
 
 # Replays of the longer plan of a pair; a step's time is what they add.
 _STEPS = 30
+_ROUNDS = 3
 
 
 class _PlainCpu:
@@ -53,23 +54,25 @@ def bench(component: Component, case: Case, *, backend: str = "auto", repeats: i
     """
     machine = resolve(backend)
     times: dict[str, Any] = {"component": component.title, "backend": machine.name, "case": repr(case)}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        times.update(_executions(component, machine, case, repeats))
-        if machine.name == "emulator":
-            times["cpu"] = _on_cpu(component, case, repeats)
-            times["replay_over_cpu"] = times["replay"] / times["cpu"]
-    finally:
-        torch.set_num_threads(threads)
+    # Bound and step in turn, so that a slow minute of the machine falls on both.
+    rounds = [
+        {**_executions(component, machine, case, max(3, repeats // _ROUNDS)), "step": _step(component, machine, case)}
+        for _ in range(_ROUNDS)
+    ]
+    times.update({name: statistics.median(each[name] for each in rounds) for name in rounds[0]})
+    if machine.name == "emulator":
+        times["cpu"] = _on_cpu(component, case, repeats)
+        times["replay_over_cpu"] = times["replay"] / times["cpu"]
     times["eager_over_replay"] = times["eager"] / times["replay"]
-    times.update(_verified(component, machine, case, max(3, repeats // 6)))
-    times["share"] = times["bound"] / times["step"]
+    times["share"] = statistics.median(each["bound"] / each["step"] for each in rounds)
+    times["verified_replays_per_second"] = 1 / times["step"]
+    times["plan_of_two"], times["rungs"] = _rungs(component, machine, case, max(3, repeats // 6))
     return times
 
 
 def _executions(component: Component, machine: Backend, case: Case, repeats: int) -> dict[str, float]:
-    with machine.active():
+    """Medians of the executions, seconds, on one CPU thread as in the oracle."""
+    with machine.active(), one_thread():
         arm, other = Arm(component, machine), Arm(component, machine)
         for each in (arm, other):
             refusal = each.stage(case)
@@ -111,41 +114,46 @@ def _executions(component: Component, machine: Backend, case: Case, repeats: int
     return result
 
 
-def _verified(component: Component, machine: Backend, case: Case, repeats: int) -> dict[str, Any]:
-    """Seconds of one verified step, verified replays a second, and what each rung adds to a plan."""
+def _seconds(
+    component: Component, machine: Backend, case: Case, replays: int, rungs: frozenset[str], repeats: int
+) -> float:
+    """Median seconds of a plan that replays one case several times."""
+    plan, options = Plan((case,), (case,) * replays, component.warmup), Options(rungs=rungs)
 
-    def seconds(replays: int, rungs: frozenset[str]) -> float:
-        plan, options = Plan((case,), (case,) * replays, component.warmup), Options(rungs=rungs)
+    def run() -> None:
+        outcome = run_plan(component, plan, machine, options)
+        if outcome.failed:
+            raise UsageError(f"{component.title} fails at {case}: {outcome.errors[0].finding.message}; fix it first")
 
-        def run() -> None:
-            outcome = run_plan(component, plan, machine, options)
-            if outcome.failed:
-                raise UsageError(
-                    f"{component.title} fails at {case}: {outcome.errors[0].finding.message}; fix it first"
-                )
+    run()
+    return median(run, repeats)
 
-        run()
-        return median(run, repeats)
 
+def _step(component: Component, machine: Backend, case: Case) -> float:
+    """Seconds of one more verified replay in a plan."""
+    # Determinism and reference are asked at a plan's first replay only, and would drown the difference.
+    steady = frozenset(RUNGS) - {"determinism", "reference"}
+    short, long = (_seconds(component, machine, case, replays, steady, 3) for replays in (2, 2 + _STEPS))
+    return (long - short) / _STEPS
+
+
+def _rungs(component: Component, machine: Backend, case: Case, repeats: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a plan of two replays, and what each rung adds to it."""
     every = frozenset(RUNGS)
-    # These two run at a plan's first replay only, and would drown the difference.
-    steady = every - {"determinism", "reference"}
-    step = (seconds(2 + _STEPS, steady) - seconds(2, steady)) / _STEPS
-    short = seconds(2, every)
-    return {
-        "step": step,
-        "plan_of_two": short,
-        "verified_replays_per_second": 1 / step,
-        "rungs": {rung: short - seconds(2, every - {rung}) for rung in RUNGS if rung != "eager"},
+    whole = _seconds(component, machine, case, 2, every, repeats)
+    without = {
+        rung: _seconds(component, machine, case, 2, every - {rung}, repeats) for rung in RUNGS if rung != "eager"
     }
+    return whole, {rung: whole - seconds for rung, seconds in without.items()}
 
 
 def _on_cpu(component: Component, case: Case, repeats: int) -> float:
     plain: Any = _PlainCpu()
-    arm = Arm(component, plain)
-    arm.stage(case)
-    arm.run()
-    return median(lambda: arm.run(), repeats)
+    with one_thread():
+        arm = Arm(component, plain)
+        arm.stage(case)
+        arm.run()
+        return median(lambda: arm.run(), repeats)
 
 
 def median(action: Callable[[], object], repeats: int) -> float:

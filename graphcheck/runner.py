@@ -83,5 +83,9 @@ class LocalRunner:
         """
         self._backend.synchronize()
 
+    def sound(self) -> bool:
+        """Whether this process is fit for further captures."""
+        return self._backend.sound()
+
     def close(self) -> None:
         """Nothing is held."""

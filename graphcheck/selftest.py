@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphcheck.backend import resolve
+from graphcheck.component import Component
 from graphcheck.errors import GraphcheckError
 from graphcheck.finding import Severity, Verdict
 from graphcheck.fuzzer import fuzz
+from graphcheck.runner import Runner
 from graphcheck.zoo import Entry
 
 
@@ -41,17 +43,26 @@ class Row:
         return not self.skipped and self.found and self.first == self.code and self.silent
 
 
-def plant(entry: Entry, backend: str, examples: int, seed: int) -> Row:
-    """Fuzz the planted defect and its clean twin, where the backend can show the defect."""
+def plant(entry: Entry, make_runner: Callable[[Component, str], Runner], examples: int, seed: int) -> Row:
+    """Fuzz the planted defect and its clean twin, where the backend can show the defect.
+
+    Args:
+        entry: of the zoo.
+        make_runner: where plans run, given a component and a target's name.
+        examples: plans for each of the two.
+        seed: of the search.
+    """
     started = time.perf_counter()
     words = ""
-    if (name := resolve(backend).name) not in entry.backends:
-        return Row(entry.code, entry.name, False, "", True, entry.reason, 0.0, f"not on {name}: {entry.reason}")
     try:
-        planted = fuzz(entry.planted(), backend=backend, examples=examples, seed=seed).targets[0]
-        twin = fuzz(entry.clean(), backend=backend, examples=examples, seed=seed).targets[0]
-    except GraphcheckError as error:
-        return Row(entry.code, entry.name, False, "", False, str(error), time.perf_counter() - started)
+        runner = make_runner(entry.planted(), "")
+        if (name := runner.backend_name) not in entry.backends:
+            return Row(entry.code, entry.name, False, "", True, "", 0.0, f"not on {name}: {entry.reason}")
+        planted = fuzz(entry.planted(), examples=examples, seed=seed, runner=runner).targets[0]
+        twin = fuzz(entry.clean(), examples=examples, seed=seed, runner=make_runner(entry.clean(), "")).targets[0]
+    except (GraphcheckError, RuntimeError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Row(entry.code, entry.name, False, "", False, first, time.perf_counter() - started)
     loud = [finding for finding in twin.findings if finding.severity is not Severity.NOTE]
     if loud:
         words = f"{loud[0].code}: {loud[0].message}"

@@ -162,3 +162,6 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
+
+    def sound(self) -> bool:
+        """Whether what failed so far has left this process fit for further captures."""

@@ -11,6 +11,7 @@ import click
 from graphcheck.cli import destination
 from graphcheck.cli.present import console
 from graphcheck.cli.run import BACKENDS
+from graphcheck.cli.runners import runners
 
 
 @click.command()
@@ -21,26 +22,28 @@ from graphcheck.cli.run import BACKENDS
 @click.option("--json", "json_file", type=destination.FILE, help="Write the table as JSON.")
 def selftest(backend: str, examples: int, seed: int, only: str | None, json_file: Path | None) -> int:
     """Plant every defect of the zoo and its clean twin; exit 1 if a check that should be live is not."""
-    from graphcheck.backend import resolve
-    from graphcheck.environment import environment
     from graphcheck.selftest import plant
     from graphcheck.zoo import entries
+    from graphcheck.zoo.rows import MaskedSum
 
+    chosen = [
+        entry for entry in entries() if only is None or entry.code.startswith(only) or entry.name.startswith(only)
+    ]
     out = console()
     rows = []
-    out.print(f"{'code':7} {'entry':44} {'found':6} {'first code':11} {'twin':8} seconds")
-    for entry in entries():
-        if only is not None and not (entry.code.startswith(only) or entry.name.startswith(only)):
-            continue
-        row = plant(entry, backend, examples, seed)
-        rows.append(row)
-        if row.skipped:
-            out.print(f"{row.code:7} {row.name:44} not run  {row.skipped}")
-            continue
-        out.print(
-            f"{row.code:7} {row.name:44} {'yes' if row.found else 'NO':6} {row.first or '-':11} "
-            f"{'silent' if row.silent else 'NOISY':8} {row.seconds:.1f}" + ("" if row.right else f"  {row.words}")
-        )
+    with runners(backend) as runner_for:
+        about = runner_for(MaskedSum(), "").environment()
+        out.print(f"{'code':7} {'entry':44} {'found':6} {'first code':11} {'twin':8} seconds")
+        for entry in chosen:
+            row = plant(entry, runner_for, examples, seed)
+            rows.append(row)
+            if row.skipped:
+                out.print(f"{row.code:7} {row.name:44} not run  {row.skipped}")
+                continue
+            out.print(
+                f"{row.code:7} {row.name:44} {'yes' if row.found else 'NO':6} {row.first or '-':11} "
+                f"{'silent' if row.silent else 'NOISY':8} {row.seconds:.1f}" + ("" if row.right else f"  {row.words}")
+            )
     planted = [row for row in rows if not row.skipped]
     wrong = [row for row in planted if not row.right]
     codes = {row.code for row in planted}
@@ -57,7 +60,9 @@ def selftest(backend: str, examples: int, seed: int, only: str | None, json_file
         json_file.parent.mkdir(parents=True, exist_ok=True)
         table = {
             "schema": "graphcheck-selftest/1",
-            "environment": environment(resolve(backend).name),
+            "environment": about,
+            "examples": examples,
+            "seed": seed,
             "rows": [asdict(row) for row in rows],
         }
         json_file.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")

@@ -95,7 +95,7 @@ class Lockstep:
 
     def run(self) -> Outcome:
         """Capture, then step through the replays; stops at the first replay that shows an error."""
-        with self.backend.active(), context.preserved(), _one_thread():
+        with self.backend.active(), context.preserved(), one_thread():
             self.captured = Arm(self.component, self.backend)
             self.eager = Arm(self.component, self.backend)
             put_back(dict(self.eager.buffers.items()), dict(self.captured.buffers.items()))
@@ -194,7 +194,7 @@ def _host_state(changed: list[str], ours: dict[str, str], theirs: dict[str, str]
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """CPU reductions depend on the number of threads; the oracle runs on one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

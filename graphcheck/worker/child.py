@@ -8,7 +8,7 @@ import signal
 import tempfile
 from typing import Any
 
-from graphcheck.worker.serving import serve
+from graphcheck.worker.serving import Answer, serve
 
 # A server process that has imported everything, but has no device context; children are forked from it.
 _SERVER = multiprocessing.get_context("forkserver")
@@ -35,7 +35,7 @@ class Child:
         self._process.start()
         theirs.close()
 
-    def ask(self, request: tuple[Any, ...], limit: float) -> Any:
+    def ask(self, request: tuple[Any, ...], limit: float) -> Answer:
         """Send a request and wait for its answer.
 
         Raises:
@@ -46,7 +46,8 @@ class Child:
             if not self._pipe.poll(limit):
                 self.end()
                 raise Died(f"no answer within {limit:.0f} seconds: it hangs")
-            return self._pipe.recv()
+            answer: Answer = self._pipe.recv()
+            return answer
         except (EOFError, OSError) as error:
             said = self.last_words()
             # The pipe breaks a moment before the process can be waited for.

@@ -90,7 +90,7 @@ class IsolatedRunner:
         if not answer.sticky and not answer.exhausted:
             raise answer.error
         # Out of memory: what the child holds would make the next plan fail as well.
-        said = self._nursery.child().last_words() if answer.sticky else ""
+        said = self._nursery.current.last_words() if answer.sticky and self._nursery.current is not None else ""
         self._nursery.drop()
         return self._crashed(plan, answer.words, said, answer)
 
@@ -139,7 +139,10 @@ class IsolatedRunner:
         except (Died, KeyboardInterrupt):
             self._nursery.current = None
             raise
-        return answer, time.perf_counter() - started
+        if not answer.sound:
+            # Its answer counts; the next plan gets a child in which nothing has failed.
+            self._nursery.drop()
+        return answer.value, time.perf_counter() - started
 
     def _patience(self) -> float:
         """Seconds after which a plan hangs: far longer than any before it took; the first may compile kernels."""
@@ -154,10 +157,10 @@ class IsolatedRunner:
         except Died as death:
             self._nursery.current = None
             raise EnvironmentUnable(f"a child process cannot start: {death}; {death.last_words}") from death
-        if isinstance(answer, Raised):
-            raise answer.error
+        if isinstance(answer.value, Raised):
+            raise answer.value.error
         self._nursery.owner = self
-        name, environment = answer
+        name, environment = answer.value
         return str(name), dict(environment)
 
 

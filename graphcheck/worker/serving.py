@@ -44,6 +44,19 @@ class Raised:
     where: Location | None
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What the child sends.
+
+    Args:
+        value: the result of its work, or what that raised.
+        sound: the child is fit for further work.
+    """
+
+    value: Any
+    sound: bool = True
+
+
 def serve(pipe: Connection, said: str) -> None:
     """The child's loop: take a component, then carry out requests for it until the pipe closes.
 
@@ -65,11 +78,12 @@ def serve(pipe: Connection, said: str) -> None:
                 target, pickled, backend = arguments
                 made = registry.resolve(target) if target else None
                 working = runner.LocalRunner(pickle.loads(pickled) if pickled else _made(made), backend)
-                pipe.send((working.backend_name, working.environment()))
-            else:
-                pipe.send(_carry_out(working, kind, arguments))
+                pipe.send(Answer((working.backend_name, working.environment())))
+            elif working is not None:
+                answer = _carry_out(working, kind, arguments)
+                pipe.send(Answer(answer, working.sound()))
         except Exception as error:
-            pipe.send(_raised(error))
+            pipe.send(Answer(_raised(error)))
 
 
 def _raised(error: Exception) -> Raised:

@@ -141,3 +141,15 @@ class CudaBackend:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
+
+    def sound(self) -> bool:
+        """Whether pinned memory can still be had.
+
+        A failed capture may leave an event in torch's pinned allocator that the driver never answers for, and every
+        later request of pinned memory in the process fails with "invalid argument".
+        """
+        try:
+            torch.empty(1, pin_memory=True)
+        except RuntimeError:
+            return False
+        return True
