@@ -11,7 +11,6 @@ from hypothesis.strategies import SearchStrategy
 
 from graphcheck.cases import Case
 from graphcheck.component import Buffers
-from graphcheck.finding import Severity
 from graphcheck.strategies import case, contents, lengths
 from graphcheck.zoo import Entry
 from graphcheck.zoo.rows import ROWS, WIDTH, MaskedSum, WithoutReference
@@ -239,7 +238,6 @@ ZOO = [
         DropsGraphInside,
         DropsGraphAhead,
         "a graph is collected inside the region",
-        severity=Severity.WARNING,
         backends=("emulator",),
         reason="destroying a real graph inside a capture may break the capture before anything is said",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import triton.language as tl
 
 from graphcheck import Buffers
 from graphcheck.zoo.rows import ROWS, WIDTH, MaskedSum
+from graphcheck.zoo.warmup import DropsGraphInside
 
 
 class PinsMemory(MaskedSum):
@@ -45,10 +45,8 @@ class AllocatesFromTheRuntime(MaskedSum):
         return outputs
 
 
-class Collects(MaskedSum):
-    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        gc.collect()
-        return super().run(buffers)
+class Collects(DropsGraphInside):
+    """An old graph that only a reference cycle keeps alive is collected inside the region."""
 
 
 @triton.jit

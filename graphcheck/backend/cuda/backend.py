@@ -14,7 +14,7 @@ from graphcheck.backend.cuda.guards import Guards
 from graphcheck.backend.cuda.memory import poisoned_factories
 from graphcheck.backend.cuda.oplog import Log, OperatorLog, bytes_of
 from graphcheck.backend.cuda.recording import CudaRecording
-from graphcheck.backend.cuda.refusal import is_exhausted, refused
+from graphcheck.backend.cuda.refusal import is_exhausted
 from graphcheck.backend.cuda.watch import Watch
 from graphcheck.backend.protocol import Recording
 from graphcheck.component import Recorded
@@ -96,7 +96,9 @@ class CudaBackend:
             cause = error.cause if isinstance(error, ComponentRaised) else error
             if isinstance(cause, GraphcheckError) or not isinstance(cause, RuntimeError) or is_exhausted(cause):
                 raise
-            raise refused(cause, watch.log, watch.foreign.requests) from cause
+            raise watch.refused(cause) from cause
+        finally:
+            watch.log.held.clear()
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """End a failed capture so that it does not colour the next one.

@@ -58,6 +58,9 @@ class Log:
     born: dict[int, Location | None] = field(default_factory=dict)
     escaped: list[tuple[str, Location | None]] = field(default_factory=list)
     pinned: list[Location | None] = field(default_factory=list)
+    # Pinned tensors that the region touched, kept until the capture has ended: torch marks their release with an event
+    # on the stream, and one that is recorded inside a capture poisons its pinned allocator for the whole process.
+    held: list[torch.Tensor] = field(default_factory=list)
     current: str = ""
     function: str = ""
     where: Location | None = None
@@ -84,6 +87,9 @@ class OperatorLog(TorchDispatchMode):
         elsewhere = self.capturing and on_device and not torch.cuda.is_current_stream_capturing()
         result = func(*args, **kwargs)
         outputs = list(_tensors(result))
+        if self.capturing:
+            everything = [*(tensor for _, tensor, _ in tensors), *outputs]
+            log.held += [tensor for tensor in everything if not tensor.is_cuda and tensor.is_pinned()]
         if not on_device and not any(tensor.is_cuda for tensor in outputs):
             if self.capturing and (kwargs.get("pin_memory") or "pin_memory" in func._schema.name):
                 log.pinned.append(log.where)

@@ -99,7 +99,7 @@ def _code(error: BaseException, log: Log) -> str:
         return "GC111"
     if "isolation" in text.lower():
         return "GC203"
-    if "generator" in text.lower() and "regist" in text.lower():
+    if "generator" in text.lower() and ("regist" in text.lower() or "not in capture mode" in text):
         return "GC801"
     trace = error.__traceback__
     while trace is not None:

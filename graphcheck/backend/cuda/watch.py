@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -13,7 +15,10 @@ from graphcheck.backend.cuda.compiling import Compilations
 from graphcheck.backend.cuda.foreign import ForeignAllocations, pinned_finding
 from graphcheck.backend.cuda.memory import History
 from graphcheck.backend.cuda.oplog import FunctionLog, Log, OperatorLog
+from graphcheck.backend.cuda.random_state import RandomState
+from graphcheck.backend.cuda.refusal import refused
 from graphcheck.backend.protocol import Allocation
+from graphcheck.errors import CaptureRefused
 from graphcheck.finding import Finding, user_location
 from graphcheck.graph.nodes import Node
 
@@ -31,6 +36,7 @@ class Watch:
         self.foreign = ForeignAllocations()
         self._history = History()
         self._compilations = Compilations()
+        self._random = RandomState()
         self._collections: list[Finding] = []
         self._stack = ExitStack()
 
@@ -39,6 +45,7 @@ class Watch:
         self._history.start()
         stack.callback(self._history.stop)
         stack.enter_context(self._compilations)
+        stack.enter_context(self._random)
         stack.enter_context(self.foreign)
         stack.enter_context(FunctionLog(self.log))
         stack.enter_context(OperatorLog(self.log, capturing=True))
@@ -51,10 +58,15 @@ class Watch:
 
     @contextmanager
     def collections(self) -> Iterator[None]:
-        """Inside, the garbage collector does not run for reasons of ours; a collection of the region's is noted."""
+        """Inside, the garbage collector does not run for reasons of ours; one of the region's is noted if it destroys a
+        graph."""
+
+        alive: list[weakref.ref[Any]] = []
 
         def note(phase: str, info: dict[str, int]) -> None:
             if phase == "start":
+                alive[:] = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, torch.cuda.CUDAGraph)]
+            elif any(each() is None for each in alive):
                 self._collections.append(_collected(info.get("generation", 2)))
 
         collecting = gc.isenabled()
@@ -66,6 +78,14 @@ class Watch:
             gc.callbacks.remove(note)
             if collecting:
                 gc.enable()
+
+    def refused(self, error: BaseException) -> CaptureRefused:
+        """The refusal that an error of this capture amounts to."""
+        found = refused(error, self.log, self.foreign.requests)
+        if found.code == "GC608" and self._collections:
+            cause = self._collections[0]
+            return CaptureRefused(cause.code, cause.message, cause.advice, cause.where)
+        return found
 
     def allocations(self, outputs: Mapping[str, torch.Tensor]) -> list[Allocation]:
         """What the region asked of torch's allocator, classed."""
@@ -82,6 +102,7 @@ class Watch:
             *_escaped(self.log),
             *_born(allocations),
             *self._collections[:1],
+            *self._random.findings(),
             *self._compilations.findings(),
             *pinned,
             *self.foreign.findings(list(nodes)),
@@ -91,11 +112,11 @@ class Watch:
 def _collected(generation: int) -> Finding:
     return Finding(
         code="GC606",
-        message=f"the garbage collector runs inside the capture (generation {generation})",
+        message="the garbage collector destroys a graph while a stream is capturing",
         where=user_location(),
-        expected="no finaliser that may call the driver while a stream is capturing",
-        got="a collection",
-        advice="collect before the capture and keep the collector off inside",
+        expected="no finaliser that calls the driver while a stream is capturing",
+        got=f"a collection of generation {generation}",
+        advice="gc.collect() before the capture and gc.disable() during it",
     )
 
 

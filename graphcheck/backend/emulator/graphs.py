@@ -18,7 +18,6 @@ from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.recording import EmulatedRecording, abandon, finish
 from graphcheck.backend.emulator.streams import CAPTURING, DEFAULT, Stream, StreamContext
 from graphcheck.errors import CaptureRefused
-from graphcheck.finding import Severity
 
 _pools: dict[tuple[int, int], Any] = {}
 _idents = itertools.count(1)
@@ -127,7 +126,6 @@ class CUDAGraph:
                 "GC606",
                 "the garbage collector destroys a graph while a stream is capturing",
                 "gc.collect() before the capture and gc.disable() during it",
-                Severity.WARNING,
             )
         self.reset()
 

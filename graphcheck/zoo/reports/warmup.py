@@ -11,7 +11,6 @@ from hypothesis.strategies import SearchStrategy
 
 from graphcheck.cases import Case
 from graphcheck.component import Buffers
-from graphcheck.finding import Severity
 from graphcheck.strategies import case, contents, lengths
 from graphcheck.zoo import Entry
 from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention, columns
@@ -260,6 +259,5 @@ ZOO = [
         CollectsInCapture,
         RetiresBeforeCapture,
         "the collector finalises an old graph while the next one is captured",
-        severity=Severity.WARNING,
     ),
 ]

@@ -219,7 +219,7 @@ def test_memory_given_away_is_refused_with_its_null_address(refused: Refused) ->
     assert refused(lambda: view + 1).code == "GC410"
 
 
-def test_a_graph_that_dies_in_the_garbage_collector_is_noted(backend: EmulatorBackend) -> None:
+def test_a_graph_that_the_collector_destroys_inside_a_capture_is_an_error(backend: EmulatorBackend) -> None:
     x = torch.ones(4, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -234,7 +234,7 @@ def test_a_graph_that_dies_in_the_garbage_collector_is_noted(backend: EmulatorBa
         return {}
 
     [finding] = backend.record(region, backend.pool()).findings()
-    assert (finding.code, finding.severity) == ("GC606", Severity.WARNING)
+    assert (finding.code, finding.severity) == ("GC606", Severity.ERROR)
 
 
 def test_an_operator_without_a_meta_kernel_is_named(backend: EmulatorBackend) -> None:
