@@ -6,6 +6,7 @@ import click
 from rich.text import Text
 
 from graphcheck.catalogue import lookup
+from graphcheck.catalogue.pages import sections
 from graphcheck.cli.present import console
 
 
@@ -16,14 +17,8 @@ def explain(code: str) -> int:
     entry = lookup(code)
     out = console()
     out.print(Text(f"{entry.code}  {entry.name}", style="bold"))
-    for label, text in (
-        ("What happens", entry.mechanism),
-        ("How it shows", entry.symptom),
-        ("Wrong", entry.wrong),
-        ("Right", entry.right),
-        ("Found by", entry.found_by),
-    ):
+    for label, lines in sections(entry):
         out.print(Text(f"\n{label}", style="dim"))
-        for line in text.splitlines():
+        for line in lines:
             out.print(f"  {line}")
     return 0

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from graphcheck.catalogue import HAZARDS, lookup
+from graphcheck.catalogue.checklist import CHECKLIST
+from graphcheck.catalogue.pages import UNCOVERED, document, sections
+from graphcheck.catalogue.reports import REPORTS
 from graphcheck.errors import UnknownTarget
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +59,30 @@ def test_every_code_that_the_sources_report_has_a_page() -> None:
 def test_a_wrong_code_is_answered_with_its_neighbours(wrong: str, neighbours: str) -> None:
     with pytest.raises(UnknownTarget, match=f"did you mean .*{neighbours}"):
         lookup(wrong)
+
+
+def test_the_document_is_in_step() -> None:
+    """Expected: docs/codes.md is what `python -m graphcheck.catalogue` prints."""
+    assert (ROOT / "docs" / "codes.md").read_text(encoding="utf-8") == document()
+
+
+def test_every_code_is_shown_by_the_zoo_or_lint_or_has_a_reason() -> None:
+    """Expected: what the document calls uncovered is exactly what nothing covers, symptoms of the harness included."""
+    from graphcheck.lint.rules import CODES
+    from graphcheck.zoo import entries
+
+    covered = {entry.code for entry in entries()} | set(CODES) | {"GC409", "GC411"}
+    assert set(HAZARDS) - covered <= set(UNCOVERED)
+    assert {code for code in UNCOVERED if code in {entry.code for entry in entries()}} == set()
+
+
+def test_checklist_and_reports_name_known_codes() -> None:
+    assert {code for _, codes in CHECKLIST for code in codes} <= set(HAZARDS)
+    assert len(CHECKLIST) > 40
+    assert {code for report in REPORTS.values() for code in report.codes} <= set(HAZARDS)
+
+
+def test_a_page_names_checklist_items_and_reports() -> None:
+    parts = dict(sections(lookup("GC302")))
+    assert any("padding or bucketing" in item for item in parts["On the checklist"])
+    assert any("transformers/pull/45323" in report for report in parts["Public reports"])

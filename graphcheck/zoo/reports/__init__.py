@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from graphcheck.zoo.reports import addresses, effects, lengths, padding, plans, staging, streams, warmup
 from graphcheck.zoo.reports.entry import Undetected
-from graphcheck.zoo.reports.sources import SOURCES
 from graphcheck.zoo.reports.static import STATIC
 
 MODULES = (lengths, plans, addresses, staging, warmup, padding, effects, streams)
@@ -28,4 +27,4 @@ ELSEWHERE = {
     "B095": ("GC902", "ranks choose different graph variants, which takes several ranks"),
     "B101": ("GC951", "the kernels of one compute capability give other bits in a graph"),
 }
-__all__ = ["ELSEWHERE", "SOURCES", "STATIC", "UNDETECTED", "ZOO"]
+__all__ = ["ELSEWHERE", "STATIC", "UNDETECTED", "ZOO"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphcheck.zoo.reports import ELSEWHERE, SOURCES, STATIC, UNDETECTED, ZOO
+from graphcheck.catalogue.reports import REPORTS
+from graphcheck.zoo.reports import ELSEWHERE, STATIC, UNDETECTED, ZOO
 
 _HEAD = """\
 # Public reports, and how graphcheck finds them
@@ -25,7 +26,7 @@ def number_of(name: str) -> str:
 
 def found() -> dict[str, list[tuple[str, str]]]:
     """By report: the code and how it is found, once for each list that has it."""
-    rows: dict[str, list[tuple[str, str]]] = {number: [] for number in SOURCES}
+    rows: dict[str, list[tuple[str, str]]] = {number: [] for number in REPORTS}
     for entry in ZOO:
         rows[number_of(entry.name)].append((entry.code, f"fuzz: `{entry.name}`"))
     for snippet in STATIC:
@@ -47,12 +48,12 @@ def table() -> str:
     }
     lines = [
         _HEAD,
-        f"{len(SOURCES)} reports: {', '.join(f'{count} {way}' for way, count in counts.items())}.",
+        f"{len(REPORTS)} reports: {', '.join(f'{count} {way}' for way, count in counts.items())}.",
         "",
         "| report | what happened | code | how it is found |",
         "| --- | --- | --- | --- |",
     ]
-    for number, source in SOURCES.items():
+    for number, source in REPORTS.items():
         for code, how in rows[number]:
             lines.append(f"| {number} | [{source.title}]({source.url}) | {code} | {how} |")
     return "\n".join(lines) + "\n"
