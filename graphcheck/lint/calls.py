@@ -87,6 +87,8 @@ class Calls(Expressions):
         inputs = [*arguments, *keywords.values()]
         if name in operators.CURRENT_STREAM:
             return Value(Kind.STREAM, path="<current>")
+        if name in operators.DEFAULT_STREAM:
+            return Value(Kind.STREAM, path="<default>")
         if name in operators.STREAMS:
             return Value(Kind.STREAM)
         if name in operators.EVENTS:
@@ -187,9 +189,11 @@ class Calls(Expressions):
             ]
             return tainted(members) or (CONSTANT if all(v.kind is Kind.CONSTANT for v in members) else UNKNOWN)
         if name in ("list", "tuple", "sorted", "set", "reversed", "iter", "frozenset"):
+            made = "list" if name in ("list", "sorted") else ""
             if first.kind is Kind.CONTAINER:
-                return replace(first, path="")
-            return Value(Kind.CONTAINER, element=self.iterated(first)) if first.kind is not Kind.UNKNOWN else UNKNOWN
+                return replace(first, path="", made=made)
+            found = Value(Kind.CONTAINER, element=self.iterated(first), made=made)
+            return found if first.kind is not Kind.UNKNOWN else UNKNOWN
         if name == "range":
             return tainted(arguments) or Value(Kind.CONTAINER, element=CONSTANT)
         if name in ("enumerate", "zip"):
@@ -251,7 +255,8 @@ class Calls(Expressions):
             return Value(base.kind, fresh=self.captured, made=name, sentinel=sentinel)
         kind = Kind.DEVICE if base.on_device or any(value.on_device for value in arguments) else Kind.HOST
         boolean = name in operators.COMPARES or (name in ("any", "all")) or (base.boolean and name == "clone")
-        return Value(kind, boolean=boolean, fresh=self.captured, made=name)
+        sentinel = base.sentinel and name in ("div", "floor_divide", "remainder")
+        return Value(kind, boolean=boolean, fresh=self.captured, made=name, sentinel=sentinel)
 
     def _written(self, base: Value, name: str, arguments: list[Value]) -> None:
         """Remember whether padding of a buffer is negative."""
@@ -356,6 +361,8 @@ class Calls(Expressions):
         """What a function of the linted tree returns, by walking it in place of the call."""
         inputs = [*arguments, *keywords.values()]
         decorators = {name for name, _ in function.decorator_names()}
+        if len(self.stack) >= DEEPEST and self.captured and not self.silent and id(function) not in self.stack:
+            self.log.cut = True
         if self.silent or len(self.stack) >= DEEPEST or id(function) in self.stack or "triton.jit" in decorators:
             return self.opaque(inputs, bound or UNKNOWN)
         key = (id(function), self.mode, bound, tuple(arguments), tuple(sorted(keywords)), tuple(keywords.values()))

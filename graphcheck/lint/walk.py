@@ -9,10 +9,10 @@ from dataclasses import replace
 from graphcheck.lint import log as events
 from graphcheck.lint import operators
 from graphcheck.lint.calls import CAPTURE_STATUS, Calls
-from graphcheck.lint.frames import Refused
+from graphcheck.lint.frames import DEEPEST, Refused
 from graphcheck.lint.log import Guard, Mode
 from graphcheck.lint.package import ClassInfo, FunctionInfo
-from graphcheck.lint.syntax import loaded, names_loaded, type_checking
+from graphcheck.lint.syntax import documents, loaded, names_loaded, type_checking
 from graphcheck.lint.values import CONSTANT, DEVICE, UNKNOWN, Kind, Value, join
 
 
@@ -219,10 +219,28 @@ class Walk(Calls):
         if isinstance(test, (ast.Call, ast.Name, ast.Attribute)):
             self.silent += 1
             try:
-                return True if self.value(test).symbol == CAPTURE_STATUS else None
+                if self.value(test).symbol == CAPTURE_STATUS:
+                    return True
+                callee = self.value(test.func) if isinstance(test, ast.Call) else UNKNOWN
             finally:
                 self.silent -= 1
+            return self._answered(callee)
         return None
+
+    def _answered(self, callee: Value) -> bool | None:
+        """The polarity of a call of a function that only returns an expression."""
+        function = callee.definition
+        if not isinstance(function, FunctionInfo) or id(function) in self.stack or len(self.stack) >= DEEPEST:
+            return None
+        *before, last = function.node.body
+        if not isinstance(last, ast.Return) or last.value is None or not all(map(documents, before)):
+            return None
+        saved, self.frame = self.frame, self.activation(function, [], {}, callee.bound)
+        self.stack = [*self.stack, id(function)]
+        try:
+            return self.polarity(last.value)
+        finally:
+            self.frame, self.stack = saved, self.stack[:-1]
 
     def _if(self, node: ast.If, rest: list[ast.stmt]) -> bool:
         polarity = self.polarity(node.test) if self.captured and not self.silent else None
