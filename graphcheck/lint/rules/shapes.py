@@ -44,7 +44,7 @@ def _bounds(node: ast.AST | None) -> tuple[ast.expr | None, ast.expr | None]:
     return None, None
 
 
-def _writes(log: Log) -> list[_Write]:
+def writes(log: Log) -> list[_Write]:
     """Writes between replays into what the region reads, in order."""
     inputs = region_inputs(log)
     closed = log.component is not None
@@ -54,7 +54,7 @@ def _writes(log: Log) -> list[_Write]:
         mode = event.place.mode
         if mode is not Mode.REFRESH and not (mode is Mode.HOST and closed):
             continue
-        for path, node in _targets(event):
+        for path, node in targets(event):
             if path in inputs or (log.component is not None and path in _buffers(log)):
                 found.append(_Write(event, path, node, not event.place.guards))
     return found
@@ -64,7 +64,7 @@ def _buffers(log: Log) -> set[str]:
     return {value.path for value in log.buffers.values()}
 
 
-def _targets(event: Event) -> Iterator[tuple[str, ast.AST | None]]:
+def targets(event: Event) -> Iterator[tuple[str, ast.AST | None]]:
     if isinstance(event, Call):
         node = event.node
         if event.name.startswith(".") and operators.is_in_place(event.method) and event.receiver.path:
@@ -84,15 +84,15 @@ def _targets(event: Event) -> Iterator[tuple[str, ast.AST | None]]:
 
 def stale_tail(log: Log) -> Iterator[Problem]:
     """GC702: only the rows of the batch at hand are refreshed."""
-    writes = _writes(log)
-    for write in writes:
+    written = writes(log)
+    for write in written:
         if write.upper is None or write.lower is not None or isinstance(write.upper, ast.Slice):
             continue
         if _is_constant(write.upper) or isinstance(write.upper, ast.UnaryOp):
             continue
-        others = [other for other in writes if other.path == write.path and other is not write]
+        others = [other for other in written if other.path == write.path and other is not write]
         same = [other for other in others if other.whole or (other.lower is not None and other.upper is None)]
-        if same or not _first(write, writes):
+        if same or not _first(write, written):
             continue
         if not log.component and not _varies(write.event, write.upper):
             continue
@@ -104,8 +104,8 @@ def stale_tail(log: Log) -> Iterator[Problem]:
         )
 
 
-def _first(write: _Write, writes: list[_Write]) -> bool:
-    return next(other for other in writes if other.path == write.path and other.upper is not None) is write
+def _first(write: _Write, written: list[_Write]) -> bool:
+    return next(other for other in written if other.path == write.path and other.upper is not None) is write
 
 
 def _is_constant(node: ast.expr) -> bool:
@@ -121,14 +121,14 @@ def _varies(event: Event, node: ast.expr) -> bool:
 
 def omitted_input(log: Log) -> Iterator[Problem]:
     """GC705: a buffer is refreshed only if an optional input is there."""
-    writes = _writes(log)
-    for write in writes:
+    written = writes(log)
+    for write in written:
         guards = [guard for guard in write.event.place.guards if _optional(guard, log)]
         if write.unconditional or len(guards) != len(write.event.place.guards):
             continue
         if write.path.rpartition(".")[2] in _state(log):
             continue
-        others = [other for other in writes if other.path == write.path and other is not write]
+        others = [other for other in written if other.path == write.path and other is not write]
         if any(other.unconditional or _opposite(other, write) for other in others):
             continue
         if log.component is None and not _replays(log, write.event):
@@ -144,7 +144,11 @@ def omitted_input(log: Log) -> Iterator[Problem]:
 def _optional(guard: Guard, log: Log) -> bool:
     """Whether a test asks for the presence of an input."""
     if log.component is not None:
-        return guard.value.varies and guard.positive and "case" in " ".join(guard.value.sources) and _plain(guard.test)
+        test, positive = guard.test, guard.positive
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            # 'if not case.dummy' asks for a request's input as well as 'if case.biased' does.
+            test, positive = test.operand, positive and isinstance(test.operand, ast.Attribute)
+        return guard.value.varies and positive and "case" in " ".join(guard.value.sources) and _plain(test)
     test = guard.test
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.comparators[0], ast.Constant):
         present = isinstance(test.ops[0], ast.IsNot) is guard.positive
@@ -187,21 +191,35 @@ def _replays(log: Log, event: Event) -> bool:
 def planned_once(log: Log) -> Iterator[Problem]:
     """GC305: a host-made plan is not made anew before a replay."""
     flags = {event.path for event in log.stores(Mode.REFRESH) if event.path}
-    for write in _writes(log):
+    for write in writes(log):
         for guard in write.event.place.guards:
             once = absent(guard)
             if once.startswith("self.") and once in flags and not guard.value.varies:
                 # The test is what is wrong; the planner behind it may serve others that call it every time.
+                code, words, advice = "GC305", "is planned", "read the first batch's plan"
+                if _holds_addresses(write.event):
+                    code, words, advice = "GC306", "gets its addresses", "follow the first batch's addresses"
                 yield Problem(
-                    "GC305",
+                    code,
                     guard.test,
                     guard.module,
                     write.event.place,
-                    f"{write.path} is planned only while {once} is unset, so later replays read the first batch's plan",
-                    "plan before every replay",
+                    f"{write.path} {words} only while {once} is unset, so later replays {advice}",
+                    "write it before every replay",
                 )
                 break
     yield from _planner_left_out(log)
+
+
+def _holds_addresses(event: Event) -> bool:
+    """Whether what is written was computed from ``data_ptr()``, in the line itself or by names of its function."""
+    parts = list(ast.walk(event.node))
+    names = {part.id for part in parts if isinstance(part, ast.Name)}
+    function = event.place.function
+    for node in ast.walk(function.node) if function is not None else ():
+        if isinstance(node, ast.Assign) and names & {part.id for part in node.targets if isinstance(part, ast.Name)}:
+            parts += ast.walk(node.value)
+    return any(isinstance(part, ast.Attribute) and part.attr == "data_ptr" for part in parts)
 
 
 def _planner_left_out(log: Log) -> Iterator[Problem]:
@@ -243,7 +261,7 @@ def other_layout(log: Log) -> Iterator[Problem]:
             lower, upper = _bounds(event.node)
             if isinstance(lower, ast.UnaryOp) and isinstance(lower.op, ast.USub) and upper is None:
                 ends[event.base.path] = event
-    for write in _writes(log):
+    for write in writes(log):
         if write.path in ends and write.lower is None and write.upper is not None:
             yield problem(
                 "GC312",
@@ -329,7 +347,7 @@ def unwritten_rows(log: Log) -> Iterator[Problem]:
 
 
 RULES = {
-    planned_once: ("GC305",),
+    planned_once: ("GC305", "GC306"),
     other_layout: ("GC312",),
     stale_tail: ("GC702",),
     valid_sentinel: ("GC703",),
