@@ -74,12 +74,6 @@ class Calls(Results):
     def _only_tensors(self, method: str, receiver: Value) -> bool:
         return receiver.kind is Kind.UNKNOWN and (method in operators.TENSOR_METHODS or method == "pin_memory")
 
-    def opaque(self, inputs: list[Value], receiver: Value = UNKNOWN) -> Value:
-        """What a call into code that cannot be seen returns."""
-        if any(value.holds_device_tensor() for value in inputs):
-            return UNKNOWN
-        return tainted([receiver, *inputs]) or UNKNOWN
-
     def function(self, name: str, node: ast.Call, arguments: list[Value], keywords: dict[str, Value]) -> Value:
         """What a builtin or an imported function returns."""
         inputs = [*arguments, *keywords.values()]

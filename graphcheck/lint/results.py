@@ -224,3 +224,9 @@ class Results(Expressions):
                     known = value if value.is_tensor else DEVICE
                     self.log.buffers[name] = replace(known, path=f"buffers.{name}", fresh=False)
         return Value(Kind.BUFFERS, path="buffers")
+
+    def opaque(self, inputs: list[Value], receiver: Value = UNKNOWN) -> Value:
+        """What a call into code that cannot be seen returns."""
+        if any(value.holds_device_tensor() for value in inputs):
+            return UNKNOWN
+        return tainted([receiver, *inputs]) or UNKNOWN

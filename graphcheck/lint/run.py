@@ -246,15 +246,15 @@ def _unused(log: Log, used: set[str], settings: Settings) -> Iterator[tuple[str,
         return
     line = int(getattr(log.allowing, "lineno", 1))
     column = int(getattr(log.allowing, "col_offset", 0)) + 1
-    for code in log.allowed:
-        if code in CODES and code not in used and settings.reports(code):
-            finding = Finding(
-                "GC991",
-                f"{code} is allowed in {log.title}, and lint does not report it there",
-                where=Location(str(log.module.source.path), line),
-                advice="remove the allowance",
-            )
-            yield str(log.module.source.path), line, line, column, finding
+    unused = [code for code in log.allowed if code in CODES and code not in used and settings.reports(code)]
+    if unused:
+        finding = Finding(
+            "GC991",
+            f"the contract of {log.title} allows {', '.join(unused)}, and lint does not report it there",
+            where=Location(str(log.module.source.path), line),
+            advice="remove the allowance",
+        )
+        yield str(log.module.source.path), line, line, column, finding
 
 
 def _exhausted(module: ModuleInfo, title: str, node: object) -> tuple[str, int, int, int, Finding]:

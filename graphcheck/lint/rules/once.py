@@ -21,7 +21,9 @@ def first_call(log: Log) -> Iterator[Problem]:
         guard = next((guard for guard in store.place.guards if absent(guard) == store.path), None)
         if guard is None or store.value.constant is not True or not store.path.startswith("self."):
             continue
-        if not _down(log, store.path):
+        if not _down(log, store.path) or any(
+            other.path == store.path and other.value.constant is False for other in log.stores()
+        ):
             continue
         for call in log.calls():
             if any(held is guard for held in call.place.guards):

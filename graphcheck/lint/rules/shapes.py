@@ -1,20 +1,17 @@
-"""GC305, GC312 and GC7xx: what is refreshed before a replay, how much of it, and what padding holds."""
+"""GC7xx: how much of a buffer is refreshed before a replay, and what padding holds."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from graphcheck.finding import Severity
 from graphcheck.lint import operators
 from graphcheck.lint.log import Call, Close, Event, Guard, Index, Log, Mode, Return, Store
-from graphcheck.lint.rules.guards import absent
 from graphcheck.lint.rules.lifetimes import region_inputs
 from graphcheck.lint.rules.problem import Problem, problem, quoted
 from graphcheck.lint.syntax import named
 from graphcheck.lint.values import Kind, Value
 
-_PLANNERS = ("plan", "prepare", "begin_forward", "prepare_metadata", "init_forward_metadata", "build_metadata")
 _INDEXED_WRITES = frozenset({"index_put_", "index_copy_", "index_add_", "scatter_", "scatter_add_", "index_fill_"})
 
 
@@ -25,14 +22,14 @@ class _Write:
         self.event = event
         self.path = path
         self.unconditional = unconditional
-        self.lower, self.upper = _bounds(node)
+        self.lower, self.upper = bounds_of(node)
 
     @property
     def whole(self) -> bool:
         return self.lower is None and self.upper is None
 
 
-def _bounds(node: ast.AST | None) -> tuple[ast.expr | None, ast.expr | None]:
+def bounds_of(node: ast.AST | None) -> tuple[ast.expr | None, ast.expr | None]:
     """The bounds of a slice that a write goes through; None and None where it is whole."""
     while isinstance(node, (ast.Call, ast.Attribute)):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -144,11 +141,13 @@ def omitted_input(log: Log) -> Iterator[Problem]:
 def _optional(guard: Guard, log: Log) -> bool:
     """Whether a test asks for the presence of an input."""
     if log.component is not None:
-        test, positive = guard.test, guard.positive
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        asked: ast.expr = guard.test
+        positive = guard.positive
+        if isinstance(asked, ast.UnaryOp) and isinstance(asked.op, ast.Not):
             # 'if not case.dummy' asks for a request's input as well as 'if case.biased' does.
-            test, positive = test.operand, positive and isinstance(test.operand, ast.Attribute)
-        return guard.value.varies and positive and "case" in " ".join(guard.value.sources) and _plain(test)
+            asked = asked.operand
+            positive = positive and isinstance(asked, ast.Attribute)
+        return guard.value.varies and positive and "case" in " ".join(guard.value.sources) and _plain(asked)
     test = guard.test
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.comparators[0], ast.Constant):
         present = isinstance(test.ops[0], ast.IsNot) is guard.positive
@@ -186,90 +185,6 @@ def _replays(log: Log, event: Event) -> bool:
         isinstance(other, Call) and other.method == "replay" and other.place.function is event.place.function
         for other in log.events
     )
-
-
-def planned_once(log: Log) -> Iterator[Problem]:
-    """GC305: a host-made plan is not made anew before a replay."""
-    flags = {event.path for event in log.stores(Mode.REFRESH) if event.path}
-    for write in writes(log):
-        for guard in write.event.place.guards:
-            once = absent(guard)
-            if once.startswith("self.") and once in flags and not guard.value.varies:
-                # The test is what is wrong; the planner behind it may serve others that call it every time.
-                code, words, advice = "GC305", "is planned", "read the first batch's plan"
-                if _holds_addresses(write.event):
-                    code, words, advice = "GC306", "gets its addresses", "follow the first batch's addresses"
-                yield Problem(
-                    code,
-                    guard.test,
-                    guard.module,
-                    write.event.place,
-                    f"{write.path} {words} only while {once} is unset, so later replays {advice}",
-                    "write it before every replay",
-                )
-                break
-    yield from _planner_left_out(log)
-
-
-def _holds_addresses(event: Event) -> bool:
-    """Whether what is written was computed from ``data_ptr()``, in the line itself or by names of its function."""
-    parts = list(ast.walk(event.node))
-    names = {part.id for part in parts if isinstance(part, ast.Name)}
-    function = event.place.function
-    for node in ast.walk(function.node) if function is not None else ():
-        if isinstance(node, ast.Assign) and names & {part.id for part in node.targets if isinstance(part, ast.Name)}:
-            parts += ast.walk(node.value)
-    return any(isinstance(part, ast.Attribute) and part.attr == "data_ptr" for part in parts)
-
-
-def _planner_left_out(log: Log) -> Iterator[Problem]:
-    planned: dict[str, Call] = {}
-    again: set[str] = set()
-    closed = replayed = looped = False
-    used: set[str] = set()
-    for event in log.events:
-        if isinstance(event, Close):
-            closed = True
-        elif isinstance(event, Call):
-            path = event.receiver.path
-            if event.place.mode is Mode.HOST and event.method in _PLANNERS and path:
-                if closed:
-                    again.add(path)
-                else:
-                    planned[path] = event
-            elif event.place.captured and path:
-                used.add(path)
-            elif event.place.mode is Mode.HOST and closed and event.method == "replay":
-                replayed, looped = True, looped or bool(event.place.loops)
-    if not replayed or not looped:
-        return
-    for path, call in planned.items():
-        if path in used and path not in again:
-            yield problem(
-                "GC305",
-                call,
-                f"{quoted(call.node)} plans before the capture only; replays of other batches read this batch's plan",
-                f"call {path}.{call.method} before every replay",
-            )
-
-
-def other_layout(log: Log) -> Iterator[Problem]:
-    """GC312, weakly: the region reads the end of a buffer whose beginning is refreshed."""
-    ends: dict[str, Index] = {}
-    for event in log.events:
-        if isinstance(event, Index) and event.place.captured and event.base.path and event.stored is None:
-            lower, upper = _bounds(event.node)
-            if isinstance(lower, ast.UnaryOp) and isinstance(lower.op, ast.USub) and upper is None:
-                ends[event.base.path] = event
-    for write in writes(log):
-        if write.path in ends and write.lower is None and write.upper is not None:
-            yield problem(
-                "GC312",
-                write.event,
-                f"{quoted(write.event.node)} fills the front of {write.path}, but the region reads its end (line {getattr(ends[write.path].node, 'lineno', 0)})",
-                "let one function lay the buffer out for both",
-                Severity.WARNING,
-            )
 
 
 def valid_sentinel(log: Log) -> Iterator[Problem]:
@@ -347,8 +262,6 @@ def unwritten_rows(log: Log) -> Iterator[Problem]:
 
 
 RULES = {
-    planned_once: ("GC305", "GC306"),
-    other_layout: ("GC312",),
     stale_tail: ("GC702",),
     valid_sentinel: ("GC703",),
     unwritten_rows: ("GC704",),

@@ -32,6 +32,15 @@ NOT_STATIC = {
     "GC951": {"sums-another-way"},  # the last bits of two right sums
 }
 
+# Public reports whose planted component lint does not see: a key that is a sum, layouts, what a loop leaves out, the
+# collector.
+REPORTS_NOT_SEEN = {
+    "b001-longest-key-not-in-graph-key",
+    "b005-ragged-draft-extend-offsets",
+    "b035-hidden-tensor-missed-by-reload",
+    "b081-old-graph-collected-in-capture",
+}
+
 
 @pytest.fixture(scope="module")
 def findings() -> list[Finding]:
@@ -56,17 +65,12 @@ def test_shipped_code_outside_the_zoos_is_silent(findings: list[Finding]) -> Non
 
 @pytest.mark.parametrize("entry", [entry for entry in entries() if entry.code < "GC96"], ids=lambda entry: entry.name)
 def test_planted_components_are_found_and_their_twins_are_silent(entry: object, findings: list[Finding]) -> None:
-    """Expected: the planted class gives its code, unless only running it can show that; the twin gives nothing.
-
-    Of the public reports only the twins are asked: they are planted for the fuzzer, and lint may or may not see them.
-    """
+    """Expected: the planted class gives its code, unless only running it can show that; the twin gives nothing."""
     planted, clean = entry.planted.__name__, entry.clean.__name__  # type: ignore[attr-defined]
     code, name = entry.code, entry.name  # type: ignore[attr-defined]
     assert of_class(findings, clean) == []
-    if entry in REPORTED:
-        return
     codes = {found.code for found in of_class(findings, planted)}
-    if name in NOT_STATIC.get(code, ()):
+    if name in NOT_STATIC.get(code, ()) or (entry in REPORTED and name in REPORTS_NOT_SEEN):
         assert code not in codes
     else:
         assert code in codes
