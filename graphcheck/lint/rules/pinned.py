@@ -58,12 +58,16 @@ def dropped_source(log: Log) -> Iterator[Problem]:
     """GC407: the pinned source of a captured copy is replaced, so that nothing keeps its memory."""
     sources = {path.removesuffix("[]"): call for path, call in captured_sources(log).items()}
     renewing = recapturing(log)
+    prepared = {store.path for store in log.stores(Mode.PREPARE)}
     copied = False
     for event in log.events:
         copied = copied or any(event is call for call in sources.values())
         if not isinstance(event, Store) or event.path not in sources or event.augmented or event.value.path:
             continue
         if not event.path.startswith("self.") or creates_once(event):
+            continue
+        if log.component is None and event.path not in prepared:
+            # Nothing else gives it a value, so this method may run before the capture.
             continue
         mode = event.place.mode
         later = mode in (Mode.REFRESH, Mode.OBSERVE) and id(event.place.function) not in renewing

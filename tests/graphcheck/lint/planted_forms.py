@@ -45,6 +45,23 @@ class Planted(Step):
 
 RUN = 'def run(self, buffers):\n    {}\n    return {{"out": buffers.out}}\n'
 
+PINNED = """
+import torch
+
+class Runner:
+    def __init__(self):
+        self.graph = torch.cuda.CUDAGraph()
+        self.host = torch.zeros(4, pin_memory=True)
+        self.x = torch.zeros(4, device="cuda")
+
+    def capture(self):
+        with torch.cuda.graph(self.graph):
+            self.x.copy_(self.host, non_blocking=True)
+
+    def {method}(self):
+        self.host = {held}
+"""
+
 
 def step(*methods: str) -> str:
     """A component with these methods in place of the plain ones."""
@@ -177,7 +194,11 @@ CASES: dict[str, list[tuple[str, str]]] = {
                 stage("buffers.x.copy_(case.x)\nself.pin.copy_(case.x)"),
                 run("buffers.out.copy_(self.pin, non_blocking=True)"),
             ),
-        )
+        ),
+        (
+            PINNED.format(held="torch.ones(4).pin_memory()", method="refresh"),
+            PINNED.format(held="self.host", method="refresh"),
+        ),
     ],
     "GC408": [
         (
