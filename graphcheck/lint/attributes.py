@@ -13,6 +13,8 @@ from graphcheck.lint.values import CONSTANT, DEVICE, UNKNOWN, Kind, Value, join_
 
 # Names that say that a host copy of a device tensor stands behind them.
 MIRRORS = ("_cpu", "_host", "_on_host")
+# How a value is marked that is a part of the case itself, and not measured from one.
+PARAMETER = "parameter"
 EXTERNAL = ("torch.", "cupy.", "numpy.", "triton.", "cuda.")
 
 
@@ -59,8 +61,11 @@ class Attributes(State):
         if base.kind is Kind.OBJECT:
             return self._instance_attribute(base, name, path, node)
         if base.kind is Kind.VARYING:
-            sources = frozenset({f"{base.path}.{name}"}) if base.path == "case" else base.sources
-            return Value(Kind.VARYING, path=path, sources=sources, symbol=f".{name}", bound=replace(base, bound=None))
+            own = base.path == "case"
+            sources = frozenset({f"{base.path}.{name}"}) if own else base.sources
+            bound = replace(base, bound=None)
+            made = PARAMETER if own else ""
+            return Value(Kind.VARYING, path=path, sources=sources, symbol=f".{name}", bound=bound, made=made)
         if base.kind in (Kind.READ, Kind.CONSTANT):
             return Value(base.kind, path=path, symbol=f".{name}", bound=replace(base, bound=None))
         if base.kind is Kind.UNKNOWN:

@@ -183,8 +183,7 @@ class Expressions(Attributes):
     def _ifexp(self, node: ast.IfExp) -> Value:
         test = self.value(node.test)
         arms = [self.value(node.body), self.value(node.orelse)]
-        works = any(arm.on_device for arm in arms)
-        self.emit(events.Test(node, self.place(), test, "if", (works, works)))
+        self.emit(events.Test(node, self.place(), test, "if", (arms[0].on_device, arms[1].on_device)))
         return join_all(arms)
 
     def _tuple(self, node: ast.Tuple | ast.List) -> Value:
@@ -192,7 +191,8 @@ class Expressions(Attributes):
             return replace(container(*[self.value(item) for item in node.elts]), items=None)
         return container(*[self.value(item) for item in node.elts])
 
-    _list = _tuple
+    def _list(self, node: ast.List) -> Value:
+        return replace(self._tuple(node), made="list")
 
     def _set(self, node: ast.Set) -> Value:
         return replace(container(*[self.value(item) for item in node.elts]), items=None)
@@ -210,7 +210,8 @@ class Expressions(Attributes):
     def iterated(self, value: Value) -> Value:
         """What iterating over a value gives."""
         if value.kind is Kind.CONTAINER:
-            return value.element or UNKNOWN
+            found = value.element or UNKNOWN
+            return found.at(f"{value.path}[]") if found.is_tensor and value.path and not found.path else found
         if value.is_tensor:
             return replace(value, partial=True)
         if value.kind in (Kind.VARYING, Kind.READ, Kind.CONSTANT):
@@ -223,7 +224,7 @@ class Expressions(Attributes):
         element = self.value(node.elt)
         self.frame.env.clear()
         self.frame.env.update(saved)
-        return Value(Kind.CONTAINER, element=element)
+        return Value(Kind.CONTAINER, element=element, made="list" if isinstance(node, ast.ListComp) else "")
 
     _listcomp = _setcomp = _generatorexp = _comprehension
 

@@ -232,7 +232,11 @@ class Log:
         contract: keywords of the `capture_safe` decorator.
         events: in order.
         key_sources: parts of a case that choose the graph.
-        outputs: names of buffers and their values, as `allocate` made them.
+        keyed: the component chooses its graph by a key of its own.
+        buffers: names of buffers and their values, as `allocate` made them.
+        exhausted: the walk ended before the region did.
+        cut: calls of the region lie too deep to be followed.
+        allowing: the decorator that allows codes.
     """
 
     title: str
@@ -246,7 +250,10 @@ class Log:
     events: list[Event] = field(default_factory=list)
     key_sources: frozenset[str] = frozenset()
     buffers: dict[str, Value] = field(default_factory=dict)
+    keyed: bool = False
     exhausted: bool = False
+    cut: bool = False
+    allowing: ast.AST | None = None
 
     def calls(self, *modes: Mode) -> Iterator[Call]:
         """Calls made in these modes; in the region where none is given."""

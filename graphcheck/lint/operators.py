@@ -383,6 +383,7 @@ CAPTURING = ("is_current_stream_capturing", "is_capturing", "is_stream_capturing
 CURRENT_STREAM = frozenset(
     {"torch.cuda.current_stream", "cupy.cuda.get_current_stream", "torch.accelerator.current_stream"}
 )
+DEFAULT_STREAM = frozenset({"torch.cuda.default_stream"})
 STREAM_CONTEXTS = frozenset({"torch.cuda.stream", "torch.cuda.StreamContext", "torch.Stream", "cupy.cuda.Stream"})
 GRAPH_CONTEXTS = frozenset({"torch.cuda.graph", "torch.cuda.graphs.graph", "torch.xpu.graph"})
 STREAMS = frozenset({"torch.cuda.Stream", "torch.cuda.ExternalStream", "cupy.cuda.Stream", "cupy.cuda.ExternalStream"})

@@ -79,6 +79,12 @@ class ClassInfo:
         for each in lineage:
             if name in each.methods:
                 return each.methods[name]
+            held = each.attributes.get(name)
+            if isinstance(held, ast.Attribute):
+                # ``run = Base.run`` in a class body: another class's method under this name.
+                found = self.module.package.resolve(each.module.dotted(held))
+                if isinstance(found, FunctionInfo):
+                    return found
         return None
 
     def attribute(self, name: str) -> tuple[ClassInfo, ast.expr | None] | None:

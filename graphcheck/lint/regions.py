@@ -119,6 +119,7 @@ def _component(package: Package, owner: ClassInfo) -> tuple[Log, Walk, Iterator[
             try:
                 walk.body(function.node.body)
                 if mode is Mode.KEY:
+                    log.keyed = True
                     log.key_sources = frozenset().union(*map(_sources, walk.frame.returns), frozenset())
             finally:
                 if mode is Mode.REGION:
@@ -161,7 +162,7 @@ def _contract(package: Package, function: FunctionInfo, decorator: ast.expr) -> 
                     roles[name] = keyword.arg
                 contract[keyword.arg] = CONSTANT
             elif keyword.arg == "allow":
-                log.allowed = tuple(named(keyword.value))
+                log.allowed, log.allowing = tuple(named(keyword.value)), keyword.value
     log.contract = contract
     env = walk.parameters(function, None)
     for name, value in env.items():

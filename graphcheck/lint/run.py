@@ -8,9 +8,11 @@ from pathlib import Path
 
 from graphcheck.errors import UsageError
 from graphcheck.finding import Finding, Location, Severity
+from graphcheck.lint.frames import DEEPEST
+from graphcheck.lint.log import Log
 from graphcheck.lint.package import ModuleInfo, Package
 from graphcheck.lint.regions import DECORATORS, logs
-from graphcheck.lint.rules import RULES, Problem
+from graphcheck.lint.rules import CODES, RULES, Problem
 from graphcheck.lint.rules.ranks import contracts
 from graphcheck.lint.settings import Settings
 from graphcheck.lint.source import Source, read
@@ -104,12 +106,17 @@ def lint(paths: Iterable[Path], settings: Settings) -> Result:
                 result.regions += 1
                 if log.exhausted:
                     problems.append(_exhausted(log.module, log.title, log.node))
+                elif log.cut:
+                    problems.append(_cut(log))
+                allowed: set[str] = set()
                 for rule in RULES:
                     for problem in rule(log):
                         if problem.code in log.allowed:
                             result.suppressed += 1
+                            allowed.add(problem.code)
                             continue
                         problems.append(_finding(problem, log.title))
+                problems += _unused(log, allowed, settings)
         except RecursionError:
             problems.append(_exhausted(module, module.name, module.source.tree))
     _settle(result, package, problems, settings, files, paths)
@@ -219,6 +226,35 @@ def _unreadable(source: Source) -> tuple[str, int, int, int, Finding]:
         advice="correct the syntax, or exclude the file in [tool.graphcheck]",
     )
     return str(source.path), line, line, 1, finding
+
+
+def _cut(log: Log) -> tuple[str, int, int, int, Finding]:
+    line = int(getattr(log.node, "lineno", 1))
+    finding = Finding(
+        "GC990",
+        f"{log.title} calls more than {DEEPEST} levels deep; what lies deeper was not read",
+        Severity.WARNING,
+        Location(str(log.module.source.path), line),
+        advice="decorate the inner function with capture_safe, or verify the region with graphcheck fuzz",
+    )
+    return str(log.module.source.path), line, line, 1, finding
+
+
+def _unused(log: Log, used: set[str], settings: Settings) -> Iterator[tuple[str, int, int, int, Finding]]:
+    """Allowances of a contract for codes that lint could report and does not; not where the region was not read."""
+    if log.exhausted or log.cut or log.allowing is None:
+        return
+    line = int(getattr(log.allowing, "lineno", 1))
+    column = int(getattr(log.allowing, "col_offset", 0)) + 1
+    unused = [code for code in log.allowed if code in CODES and code not in used and settings.reports(code)]
+    if unused:
+        finding = Finding(
+            "GC991",
+            f"the contract of {log.title} allows {', '.join(unused)}, and lint does not report it there",
+            where=Location(str(log.module.source.path), line),
+            advice="remove the allowance",
+        )
+        yield str(log.module.source.path), line, line, column, finding
 
 
 def _exhausted(module: ModuleInfo, title: str, node: object) -> tuple[str, int, int, int, Finding]:

@@ -42,3 +42,8 @@ def named(node: ast.expr) -> list[str]:
     else:
         parts = []
     return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+
+
+def documents(node: ast.stmt) -> bool:
+    """Whether a statement is a docstring."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

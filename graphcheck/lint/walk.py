@@ -8,15 +8,15 @@ from dataclasses import replace
 
 from graphcheck.lint import log as events
 from graphcheck.lint import operators
-from graphcheck.lint.calls import CAPTURE_STATUS, Calls
+from graphcheck.lint.division import Division
 from graphcheck.lint.frames import Refused
 from graphcheck.lint.log import Guard, Mode
 from graphcheck.lint.package import ClassInfo, FunctionInfo
-from graphcheck.lint.syntax import loaded, names_loaded, type_checking
+from graphcheck.lint.syntax import loaded, type_checking
 from graphcheck.lint.values import CONSTANT, DEVICE, UNKNOWN, Kind, Value, join
 
 
-class Walk(Calls):
+class Walk(Division):
     """Walks statements; `body` returns whether the path ends there."""
 
     def body(self, statements: list[ast.stmt]) -> bool:
@@ -208,22 +208,6 @@ class Walk(Calls):
 
     _on_asyncfunctiondef = _on_functiondef
 
-    def polarity(self, test: ast.expr) -> bool | None:
-        """True where the test holds only while capturing, False where only when not, None where it does not say."""
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            inner = self.polarity(test.operand)
-            return None if inner is None else not inner
-        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            known = [found for found in map(self.polarity, test.values) if found is not None]
-            return known[0] if known else None
-        if isinstance(test, (ast.Call, ast.Name, ast.Attribute)):
-            self.silent += 1
-            try:
-                return True if self.value(test).symbol == CAPTURE_STATUS else None
-            finally:
-                self.silent -= 1
-        return None
-
     def _if(self, node: ast.If, rest: list[ast.stmt]) -> bool:
         polarity = self.polarity(node.test) if self.captured and not self.silent else None
         if polarity is not None:
@@ -261,58 +245,6 @@ class Walk(Calls):
     def _works_since(self, number: int) -> bool:
         """Whether device work was logged from there on."""
         return any(_is_work(event) for event in self.log.events[number:])
-
-    def _divided(self, node: ast.If, polarity: bool, rest: list[ast.stmt]) -> bool:
-        """A test of the capture status: one side is captured, the other is not."""
-        captured, skipped = (node.body, node.orelse) if polarity else (node.orelse, node.body)
-        before = dict(self.frame.env)
-        start = len(self.log.events)
-        skipped_ended = self.body(skipped)
-        ends_by_return = bool(skipped) and isinstance(skipped[-1], ast.Return)
-        skipped_effects = self._effects(self.log.events[start:], before)
-        del self.log.events[start:]
-        self.frame.env = dict(before)
-        if ends_by_return:
-            self.frame.returns.pop()
-        start = len(self.log.events)
-        try:
-            ended = self.body(captured)
-        except Refused:
-            return True
-        captured_effects = self._effects(self.log.events[start:], before)
-        if ended and not skipped_ended:
-            if not (captured and isinstance(captured[-1], ast.Return)):
-                return True
-            start, env = len(self.log.events), dict(self.frame.env)
-            self.body(rest)
-            skipped_effects += self._effects(self.log.events[start:], env, returns=False)
-            del self.log.events[start:]
-            self.frame.env = env
-        live = names_loaded(self.frame.function)
-        skipped_effects = tuple(name for name in skipped_effects if "." in name or name in live or name == "a return")
-        both = bool(set(captured_effects) & set(skipped_effects))
-        if skipped_effects or (captured_effects and not skipped):
-            self.emit(events.Divided(node, self.place(), tuple(captured_effects), tuple(skipped_effects), both))
-        return ended
-
-    def _effects(self, happened: list[events.Event], env: dict[str, Value], returns: bool = True) -> tuple[str, ...]:
-        """Names that the events give a device value, write in place or return."""
-        found: list[str] = []
-        for event in happened:
-            if isinstance(event, events.Store) and event.value.holds_device_tensor() and event.path:
-                if event.place.calls == self.calls:
-                    found.append(event.path)
-            elif isinstance(event, events.Call) and operators.is_in_place(event.method):
-                if event.receiver.on_device and event.receiver.path:
-                    found.append(event.receiver.path)
-            elif (
-                isinstance(event, events.Return)
-                and returns
-                and event.depth == self.depth
-                and (event.value.on_device or event.value.kind is Kind.UNKNOWN)
-            ):
-                found.append("a return")
-        return tuple(dict.fromkeys(found))
 
     def _on_while(self, node: ast.While) -> bool:
         test = self.value(node.test)

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from graphcheck.lint.log import Log
-from graphcheck.lint.rules import frozen, lifetimes, outputs, randomness, ranks, shapes, streams, sync, warmup
+from graphcheck.lint.rules import (
+    frozen,
+    host,
+    lifetimes,
+    once,
+    order,
+    outputs,
+    pinned,
+    plans,
+    randomness,
+    ranks,
+    shapes,
+    streams,
+    sync,
+    warmup,
+)
 from graphcheck.lint.rules.problem import Problem
 
 __all__ = ["CODES", "RULES", "Problem"]
@@ -14,7 +29,22 @@ Rule = Callable[[Log], Iterator[Problem]]
 
 RULES: dict[Rule, tuple[str, ...]] = {
     rule: codes
-    for family in (sync, streams, frozen, lifetimes, outputs, warmup, shapes, randomness, ranks)
+    for family in (
+        sync,
+        streams,
+        order,
+        frozen,
+        host,
+        lifetimes,
+        pinned,
+        outputs,
+        warmup,
+        once,
+        plans,
+        shapes,
+        randomness,
+        ranks,
+    )
     for rule, codes in family.RULES.items()
 }
 

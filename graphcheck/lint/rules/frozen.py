@@ -1,21 +1,19 @@
-"""GC3xx: host values, branches and side effects that a graph freezes."""
+"""GC301 to GC311: host values and branches that a graph freezes."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from graphcheck.finding import Severity
 from graphcheck.lint import operators
-from graphcheck.lint.log import Binary, Call, Divided, Event, Index, Log, Loop, Mode, Read, Store, Test
-from graphcheck.lint.rules.guards import creates_once
+from graphcheck.lint.attributes import PARAMETER
+from graphcheck.lint.log import Binary, Call, Event, Index, Log, Loop, Mode, Read, Test
 from graphcheck.lint.rules.problem import Problem, problem, quoted
 from graphcheck.lint.values import Kind, Value
 
-_MUTATORS = frozenset({"append", "extend", "insert", "add", "update", "appendleft", "setdefault"})
-_HOOKS = frozenset(
-    {"register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_backward_hook"}
-)
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def _origin(value: Value) -> str:
@@ -24,18 +22,52 @@ def _origin(value: Value) -> str:
 
 
 def scalar(log: Log) -> Iterator[Problem]:
-    """GC301: a number that becomes a launch parameter."""
+    """GC301: a number that becomes a launch parameter; GC309 where every step advances that number."""
+    steps = _advanced(log)
     for event in log.events:
         if not event.place.captured:
             continue
         if isinstance(event, Binary) and event.result.on_device:
             for value, node in zip((event.left, event.right), _operands(event.node), strict=False):
-                if log.changes(value):
-                    yield _baked_scalar(event, node, value)
+                if (value.kind is Kind.CONSTANT and value.path in steps) or value.sources & set(steps):
+                    name = value.path if value.path in steps else min(value.sources & set(steps))
+                    yield problem(
+                        "GC309",
+                        event,
+                        f"{quoted(node)} is a host number that each step advances ({name}, line {_line(steps[name])}); "
+                        "replays keep the one of the capture",
+                        f"hold {name} in a device tensor and advance it there, in place",
+                    )
+                elif log.changes(value):
+                    yield _outside_key(log, value, _baked_scalar(event, node, value))
         elif isinstance(event, Call) and _launches(event):
             for word, value, node in _arguments(event):
                 if log.changes(value) and not _is_extent(event, word) and not _heuristic(event):
-                    yield _baked_scalar(event, node, value)
+                    yield _outside_key(log, value, _baked_scalar(event, node, value))
+
+
+def _advanced(log: Log) -> dict[str, Event]:
+    """Host numbers on objects that a step computes from their last value, with where."""
+    return {
+        store.path: store
+        for store in log.stores(Mode.REGION, Mode.OBSERVE)
+        if store.augmented and store.base.kind is Kind.OBJECT and store.value.kind in (Kind.CONSTANT, Kind.VARYING)
+    }
+
+
+def _outside_key(log: Log, value: Value, found: Problem) -> Problem:
+    """GC311 in place of the finding where a component has a graph key, and the key leaves out this part of the case."""
+    lacking = sorted(value.sources - log.key_sources)
+    # What was measured from lengths belongs into no key: a bound over the capacity is the cure.
+    if not log.keyed or not lacking or value.made != PARAMETER:
+        return found
+    return replace(
+        found,
+        code="GC311",
+        message=f"{found.message.partition(' (from ')[0]}, and the graph key leaves out {lacking[0]}: "
+        "a graph recorded for another value serves this case",
+        advice=f"put {lacking[0]} into key(), or hold it in a buffer that the region reads",
+    )
 
 
 def _baked_scalar(event: Event, node: ast.AST, value: Value) -> Problem:
@@ -65,12 +97,13 @@ def extent(log: Log) -> Iterator[Problem]:
                 if log.changes(value) and _is_extent(event, word)
             ]
         for node, value in guilty[:1]:
-            yield problem(
+            found = problem(
                 "GC302",
                 event,
                 f"{quoted(node)} is sized by a host value (from {_origin(value)}): replays with longer data are cut or misread",
                 advice,
             )
+            yield _outside_key(log, value, found)
 
 
 def heuristic(log: Log) -> Iterator[Problem]:
@@ -160,17 +193,43 @@ def _operands(node: ast.AST) -> list[ast.AST]:
 
 
 def branch(log: Log) -> Iterator[Problem]:
-    """GC303: a branch on a host value that selects what is recorded."""
+    """GC303: a branch on a host value that selects what is recorded; GC304 where it picks a variant by lengths."""
     for event in log.events:
         if not isinstance(event, Test) or not event.place.captured or event.how not in ("if", "while", "match"):
             continue
-        if log.changes(event.value) and any(event.arms):
+        if not log.changes(event.value) or not any(event.arms):
+            continue
+        if _picks_variant(event):
             yield problem(
+                "GC304",
+                event,
+                f"'{event.how} {quoted(_asked(event))}' picks a variant by {_origin(event.value)}; replays keep the choice of the capture",
+                "choose by capacity or batch size only, so that one variant is right for every length",
+            )
+        else:
+            found = problem(
                 "GC303",
                 event,
                 f"'{event.how} {quoted(event.node)}' picks kernels by a host value (from {_origin(event.value)}); replays keep the branch",
                 "choose on the device with torch.where, or put the flag into the graph key",
             )
+            yield _outside_key(log, event.value, found)
+
+
+def _asked(event: Test) -> ast.AST:
+    return event.node.test if isinstance(event.node, ast.IfExp) else event.node
+
+
+def _picks_variant(event: Test) -> bool:
+    """Whether either side computes, and the test compares a length or names a split count or a tactic."""
+    test = _asked(event)
+    words = ast.unparse(test).lower()
+    if not all(event.arms):
+        return False
+    if any(word in words for word in operators.HEURISTIC_WORDS):
+        return True
+    ordered = isinstance(test, ast.Compare) and all(isinstance(op, _ORDERS) for op in test.ops)
+    return ordered and any(word in source for source in event.value.sources for word in operators.EXTENT_WORDS)
 
 
 def pointers(log: Log) -> Iterator[Problem]:
@@ -187,130 +246,11 @@ def pointers(log: Log) -> Iterator[Problem]:
                 )
 
 
-def capture_aware(log: Log) -> Iterator[Problem]:
-    """GC307: asking for the capture status changes what is computed."""
-    for event in log.events:
-        if isinstance(event, Divided) and event.place.captured:
-            names = event.skipped or event.captured
-            side = "only eager execution" if event.skipped else "only the capture"
-            subject = f"{names[0]} is computed one way while capturing and another way eagerly"
-            if not event.both:
-                subject = f"{side} computes {names[0]} here, so graph and eager run different code"
-            test = event.node.test if isinstance(event.node, ast.If) else event.node
-            yield problem(
-                "GC307",
-                event,
-                subject,
-                "use the capture status for assertions only, and compute the same in both",
-                Severity.WARNING if event.both else Severity.ERROR,
-                node=test,
-            )
-
-
-def side_effect(log: Log) -> Iterator[Problem]:
-    """GC308: Python state that the region changes once, at capture."""
-    free = log.component is None and log.contract is None
-    for event in log.events:
-        if not event.place.captured:
-            continue
-        if isinstance(event, Store) and not event.local and _persists(event.path, event, log):
-            if (
-                creates_once(event)
-                or (event.augmented and event.before.is_tensor)
-                or (event.value.is_tensor and event.augmented)
-            ):
-                continue
-            outermost = free and event.place.depth == 0
-            host_step = event.augmented and not event.value.on_device
-            if (
-                host_step
-                or (event.value.holds_device_tensor() and not outermost)
-                or (event.value.varies and not outermost)
-            ):
-                yield problem(
-                    "GC308",
-                    event,
-                    f"{event.path} is set by Python, which runs at capture only: replays leave it as it was then",
-                    "return it as an output, or write into a static buffer with copy_ or add_",
-                )
-        elif (
-            isinstance(event, Call)
-            and event.method in _MUTATORS
-            and event.receiver.path.startswith(("self.", "buffers."))
-        ) and (
-            event.name == f".{event.method}" and not event.receiver.is_tensor and event.receiver.kind is Kind.CONTAINER
-        ):
-            yield problem(
-                "GC308",
-                event,
-                f"{quoted(event.node)} runs at capture only: replays add nothing to {event.receiver.path}",
-                "do it outside the region, after the replay",
-            )
-
-
-def _persists(path: str, event: Store, log: Log) -> bool:
-    if "." in path and event.base.kind in (Kind.OBJECT, Kind.BUFFERS):
-        return not event.base.fresh
-    root = path.partition(".")[0]
-    if event.base.kind is Kind.UNKNOWN and not event.base.path and "." not in path:
-        return not event.local
-    return log.contract is not None and event.place.depth == 0 and "." in path and root in _parameters(log)
-
-
-def _parameters(log: Log) -> set[str]:
+def parameters(log: Log) -> set[str]:
     if log.function is None:
         return set()
     arguments = log.function.node.args
     return {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-
-
-def optimiser(log: Log) -> Iterator[Problem]:
-    """GC309: step counts, learning rates and loss scales on the host."""
-    for call in log.calls():
-        kind = call.receiver.symbol.rpartition(".")[2]
-        if call.method == "step" and kind in operators.SUPPORTS_CAPTURABLE and call.receiver.constant != "capturable":
-            yield problem(
-                "GC309",
-                call,
-                f"{quoted(call.node)}: this {kind} keeps step count and bias correction on the host, frozen at capture",
-                f"{kind}(..., capturable=True) with the learning rate in a tensor",
-            )
-        elif kind == "GradScaler" and call.method in ("step", "update", "unscale_"):
-            yield problem(
-                "GC309",
-                call,
-                f"{quoted(call.node)} decides on the host whether to step; replays repeat the decision of the capture",
-                "call the scaler's step and update outside the region",
-            )
-
-
-def leaked_flag(log: Log) -> Iterator[Problem]:
-    """GC310, weakly: an object copied while a flag is set for the capture only."""
-    raised: dict[str, Store] = {}
-    copied: dict[str, Call] = {}
-    for event in log.events:
-        if event.place.mode is not Mode.HOST:
-            continue
-        if isinstance(event, Store) and "." in event.path and not event.augmented:
-            if event.value.constant is True:
-                raised[event.path] = event
-            elif event.value.constant is False and event.path in raised:
-                root = event.path.rpartition(".")[0]
-                if root in copied:
-                    yield problem(
-                        "GC310",
-                        copied[root],
-                        f"{quoted(copied[root].node)} copies {root} while {event.path} is set for the capture; the copy keeps it",
-                        "clear the flag on the stored copy as well",
-                        Severity.WARNING,
-                    )
-        elif (
-            isinstance(event, Call)
-            and event.name in ("copy.copy", "dataclasses.replace")
-            and event.arguments
-            and any(path.startswith(f"{event.arguments[0].path}.") for path in raised)
-        ):
-            copied[event.arguments[0].path] = event
 
 
 def incomplete_key(log: Log) -> Iterator[Problem]:
@@ -324,7 +264,7 @@ def incomplete_key(log: Log) -> Iterator[Problem]:
             and event.place.captured
             and event.place.depth == 0
             and event.value.kind is Kind.CONSTANT
-            and event.path in _parameters(log)
+            and event.path in parameters(log)
         ):
             used.setdefault(event.path, event)
     for event in log.events:
@@ -356,35 +296,11 @@ def _line(event: Event) -> int:
     return int(getattr(event.node, "lineno", 0))
 
 
-def hooks(log: Log) -> Iterator[Problem]:
-    """GC313: a hook on a part of a graphed module."""
-    graphed = {
-        value.path
-        for call in log.calls(Mode.HOST)
-        if call.method == "make_graphed_callables" and call.arguments
-        for value in (call.arguments[0], *(call.arguments[0].items or ()))
-        if value.path
-    }
-    for call in log.calls(Mode.HOST):
-        if call.method in _HOOKS and any(call.receiver.path.startswith(f"{path}.") for path in graphed):
-            yield problem(
-                "GC313",
-                call,
-                f"{quoted(call.node)}: the graphed module replays as one block, so hooks of its parts never run",
-                "hook the module itself, or graph its parts separately",
-            )
-
-
 RULES = {
-    scalar: ("GC301",),
-    extent: ("GC302",),
-    branch: ("GC303",),
+    scalar: ("GC301", "GC309", "GC311"),
+    extent: ("GC302", "GC311"),
+    branch: ("GC303", "GC304", "GC311"),
     heuristic: ("GC304",),
     pointers: ("GC306",),
-    capture_aware: ("GC307",),
-    side_effect: ("GC308",),
-    optimiser: ("GC309",),
-    leaked_flag: ("GC310",),
     incomplete_key: ("GC311",),
-    hooks: ("GC313",),
 }

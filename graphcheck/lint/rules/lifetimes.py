@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from graphcheck.lint import operators
-from graphcheck.lint.log import Call, Close, Enter, Event, Index, Log, Mode, Open, Read, Store
+from graphcheck.lint.log import Call, Close, Enter, Event, Log, Mode, Open, Read, Store
 from graphcheck.lint.package import ClassInfo, FunctionInfo
 from graphcheck.lint.rules.guards import grows
 from graphcheck.lint.rules.problem import Problem, problem, quoted
@@ -41,14 +41,14 @@ def region_outputs(log: Log) -> set[str]:
 def rebound(log: Log) -> Iterator[Problem]:
     """GC401, GC402 and GC404: what the region reads gets other memory."""
     inputs = region_inputs(log)
-    recapturing = _recapturing(log)
+    renewing = recapturing(log)
     closed = False
     for event in log.events:
         closed = closed or isinstance(event, Close)
         if not isinstance(event, Store) or event.augmented or not event.path:
             continue
         refresh = event.place.mode is Mode.REFRESH
-        if refresh and event.place.function is not None and id(event.place.function) in recapturing:
+        if refresh and event.place.function is not None and id(event.place.function) in renewing:
             continue
         if refresh and event.path.startswith("buffers."):
             yield _rebinding(event, event.path)
@@ -108,7 +108,7 @@ def _replayed_after(log: Log, store: Event) -> bool:
     return False
 
 
-def _recapturing(log: Log) -> set[int]:
+def recapturing(log: Log) -> set[int]:
     """Functions that drop or renew the graph themselves."""
     found: set[int] = set()
     own = log.function.name if log.function is not None else ""
@@ -184,12 +184,12 @@ def _parameters(function: FunctionInfo) -> set[str]:
 def moved(log: Log) -> Iterator[Problem]:
     """GC403 and GC404: state gets other memory under the graph; GC410: inside the region."""
     reads = log.read_paths()
-    recapturing = _recapturing(log)
+    renewing = recapturing(log)
     closed = False
     for event in log.events:
         closed = closed or isinstance(event, Close)
         function = event.place.function
-        later = event.place.mode is Mode.REFRESH and (function is None or id(function) not in recapturing)
+        later = event.place.mode is Mode.REFRESH and (function is None or id(function) not in renewing)
         later = later or (event.place.mode is Mode.HOST and closed)
         if not later:
             continue
@@ -214,13 +214,19 @@ def moved(log: Log) -> Iterator[Problem]:
 def disposed(log: Log) -> Iterator[Problem]:
     """GC410: storage emptied before a later kernel records its address."""
     emptied: dict[str, Call] = {}
+    storages: dict[int, str] = {}
     for event in log.events:
         if not event.place.captured:
             continue
-        if isinstance(event, Call) and event.name.startswith(".") and event.receiver.path:
+        if isinstance(event, Call) and event.method in ("untyped_storage", "storage") and event.receiver.path:
+            storages[id(event.node)] = event.receiver.path
+        elif isinstance(event, Store):
+            emptied.pop(event.path, None)
+        if isinstance(event, Call) and isinstance(event.node, ast.Call) and isinstance(event.node.func, ast.Attribute):
             zero = bool(event.arguments) and event.arguments[0].constant == 0
-            if event.method == "set_" or (event.method == "resize_" and zero):
-                emptied[event.receiver.path] = event
+            path = storages.get(id(event.node.func.value), event.receiver.path)
+            if path and (event.method == "set_" or (event.method == "resize_" and zero)):
+                emptied[path] = event
                 continue
         if isinstance(event, Read) and event.path in emptied:
             first = emptied.pop(event.path)
@@ -288,39 +294,11 @@ def autocast_outside(log: Log) -> Iterator[Problem]:
             entered = None
 
 
-def overwritten_early(log: Log) -> Iterator[Problem]:
-    """GC408: pinned staging is refilled in a loop while the last replay's copy may still wait."""
-    read = {path for path, value in region_inputs(log).items() if value.pinned}
-    loop = [event for event in log.events if event.place.mode is Mode.HOST and event.place.loops]
-    replays = any(isinstance(event, Call) and event.method == "replay" for event in loop)
-    waits = any(
-        isinstance(event, Call) and event.method in ("synchronize", "wait", "query", "item", "cpu", "tolist")
-        for event in loop
-    )
-    if not replays or waits:
-        return
-    for event in loop:
-        path = ""
-        if isinstance(event, Call) and operators.is_in_place(event.method):
-            path = event.receiver.path
-        elif isinstance(event, Index) and event.stored is not None:
-            path = event.base.path
-        if path in read:
-            yield problem(
-                "GC408",
-                event,
-                f"{path} is refilled while the copy of the replay before may still read it",
-                "wait for an event of the replay, or alternate between two pinned buffers",
-            )
-            return
-
-
 RULES = {
     rebound: ("GC401", "GC402", "GC404"),
     freed: ("GC402",),
     moved: ("GC403", "GC404"),
     cached_factory: ("GC405",),
     autocast_outside: ("GC406",),
-    overwritten_early: ("GC408",),
     disposed: ("GC410",),
 }

@@ -1,20 +1,17 @@
-"""GC305, GC312 and GC7xx: what is refreshed before a replay, how much of it, and what padding holds."""
+"""GC7xx: how much of a buffer is refreshed before a replay, and what padding holds."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from graphcheck.finding import Severity
 from graphcheck.lint import operators
 from graphcheck.lint.log import Call, Close, Event, Guard, Index, Log, Mode, Return, Store
-from graphcheck.lint.rules.guards import absent
 from graphcheck.lint.rules.lifetimes import region_inputs
 from graphcheck.lint.rules.problem import Problem, problem, quoted
 from graphcheck.lint.syntax import named
 from graphcheck.lint.values import Kind, Value
 
-_PLANNERS = ("plan", "prepare", "begin_forward", "prepare_metadata", "init_forward_metadata", "build_metadata")
 _INDEXED_WRITES = frozenset({"index_put_", "index_copy_", "index_add_", "scatter_", "scatter_add_", "index_fill_"})
 
 
@@ -25,14 +22,14 @@ class _Write:
         self.event = event
         self.path = path
         self.unconditional = unconditional
-        self.lower, self.upper = _bounds(node)
+        self.lower, self.upper = bounds_of(node)
 
     @property
     def whole(self) -> bool:
         return self.lower is None and self.upper is None
 
 
-def _bounds(node: ast.AST | None) -> tuple[ast.expr | None, ast.expr | None]:
+def bounds_of(node: ast.AST | None) -> tuple[ast.expr | None, ast.expr | None]:
     """The bounds of a slice that a write goes through; None and None where it is whole."""
     while isinstance(node, (ast.Call, ast.Attribute)):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -44,7 +41,7 @@ def _bounds(node: ast.AST | None) -> tuple[ast.expr | None, ast.expr | None]:
     return None, None
 
 
-def _writes(log: Log) -> list[_Write]:
+def writes(log: Log) -> list[_Write]:
     """Writes between replays into what the region reads, in order."""
     inputs = region_inputs(log)
     closed = log.component is not None
@@ -54,7 +51,7 @@ def _writes(log: Log) -> list[_Write]:
         mode = event.place.mode
         if mode is not Mode.REFRESH and not (mode is Mode.HOST and closed):
             continue
-        for path, node in _targets(event):
+        for path, node in targets(event):
             if path in inputs or (log.component is not None and path in _buffers(log)):
                 found.append(_Write(event, path, node, not event.place.guards))
     return found
@@ -64,7 +61,7 @@ def _buffers(log: Log) -> set[str]:
     return {value.path for value in log.buffers.values()}
 
 
-def _targets(event: Event) -> Iterator[tuple[str, ast.AST | None]]:
+def targets(event: Event) -> Iterator[tuple[str, ast.AST | None]]:
     if isinstance(event, Call):
         node = event.node
         if event.name.startswith(".") and operators.is_in_place(event.method) and event.receiver.path:
@@ -84,15 +81,15 @@ def _targets(event: Event) -> Iterator[tuple[str, ast.AST | None]]:
 
 def stale_tail(log: Log) -> Iterator[Problem]:
     """GC702: only the rows of the batch at hand are refreshed."""
-    writes = _writes(log)
-    for write in writes:
+    written = writes(log)
+    for write in written:
         if write.upper is None or write.lower is not None or isinstance(write.upper, ast.Slice):
             continue
         if _is_constant(write.upper) or isinstance(write.upper, ast.UnaryOp):
             continue
-        others = [other for other in writes if other.path == write.path and other is not write]
+        others = [other for other in written if other.path == write.path and other is not write]
         same = [other for other in others if other.whole or (other.lower is not None and other.upper is None)]
-        if same or not _first(write, writes):
+        if same or not _first(write, written):
             continue
         if not log.component and not _varies(write.event, write.upper):
             continue
@@ -104,8 +101,8 @@ def stale_tail(log: Log) -> Iterator[Problem]:
         )
 
 
-def _first(write: _Write, writes: list[_Write]) -> bool:
-    return next(other for other in writes if other.path == write.path and other.upper is not None) is write
+def _first(write: _Write, written: list[_Write]) -> bool:
+    return next(other for other in written if other.path == write.path and other.upper is not None) is write
 
 
 def _is_constant(node: ast.expr) -> bool:
@@ -121,14 +118,14 @@ def _varies(event: Event, node: ast.expr) -> bool:
 
 def omitted_input(log: Log) -> Iterator[Problem]:
     """GC705: a buffer is refreshed only if an optional input is there."""
-    writes = _writes(log)
-    for write in writes:
+    written = writes(log)
+    for write in written:
         guards = [guard for guard in write.event.place.guards if _optional(guard, log)]
         if write.unconditional or len(guards) != len(write.event.place.guards):
             continue
         if write.path.rpartition(".")[2] in _state(log):
             continue
-        others = [other for other in writes if other.path == write.path and other is not write]
+        others = [other for other in written if other.path == write.path and other is not write]
         if any(other.unconditional or _opposite(other, write) for other in others):
             continue
         if log.component is None and not _replays(log, write.event):
@@ -144,7 +141,13 @@ def omitted_input(log: Log) -> Iterator[Problem]:
 def _optional(guard: Guard, log: Log) -> bool:
     """Whether a test asks for the presence of an input."""
     if log.component is not None:
-        return guard.value.varies and guard.positive and "case" in " ".join(guard.value.sources) and _plain(guard.test)
+        asked: ast.expr = guard.test
+        positive = guard.positive
+        if isinstance(asked, ast.UnaryOp) and isinstance(asked.op, ast.Not):
+            # 'if not case.dummy' asks for a request's input as well as 'if case.biased' does.
+            asked = asked.operand
+            positive = positive and isinstance(asked, ast.Attribute)
+        return guard.value.varies and positive and "case" in " ".join(guard.value.sources) and _plain(asked)
     test = guard.test
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.comparators[0], ast.Constant):
         present = isinstance(test.ops[0], ast.IsNot) is guard.positive
@@ -182,76 +185,6 @@ def _replays(log: Log, event: Event) -> bool:
         isinstance(other, Call) and other.method == "replay" and other.place.function is event.place.function
         for other in log.events
     )
-
-
-def planned_once(log: Log) -> Iterator[Problem]:
-    """GC305: a host-made plan is not made anew before a replay."""
-    flags = {event.path for event in log.stores(Mode.REFRESH) if event.path}
-    for write in _writes(log):
-        for guard in write.event.place.guards:
-            once = absent(guard)
-            if once.startswith("self.") and once in flags and not guard.value.varies:
-                # The test is what is wrong; the planner behind it may serve others that call it every time.
-                yield Problem(
-                    "GC305",
-                    guard.test,
-                    guard.module,
-                    write.event.place,
-                    f"{write.path} is planned only while {once} is unset, so later replays read the first batch's plan",
-                    "plan before every replay",
-                )
-                break
-    yield from _planner_left_out(log)
-
-
-def _planner_left_out(log: Log) -> Iterator[Problem]:
-    planned: dict[str, Call] = {}
-    again: set[str] = set()
-    closed = replayed = looped = False
-    used: set[str] = set()
-    for event in log.events:
-        if isinstance(event, Close):
-            closed = True
-        elif isinstance(event, Call):
-            path = event.receiver.path
-            if event.place.mode is Mode.HOST and event.method in _PLANNERS and path:
-                if closed:
-                    again.add(path)
-                else:
-                    planned[path] = event
-            elif event.place.captured and path:
-                used.add(path)
-            elif event.place.mode is Mode.HOST and closed and event.method == "replay":
-                replayed, looped = True, looped or bool(event.place.loops)
-    if not replayed or not looped:
-        return
-    for path, call in planned.items():
-        if path in used and path not in again:
-            yield problem(
-                "GC305",
-                call,
-                f"{quoted(call.node)} plans before the capture only; replays of other batches read this batch's plan",
-                f"call {path}.{call.method} before every replay",
-            )
-
-
-def other_layout(log: Log) -> Iterator[Problem]:
-    """GC312, weakly: the region reads the end of a buffer whose beginning is refreshed."""
-    ends: dict[str, Index] = {}
-    for event in log.events:
-        if isinstance(event, Index) and event.place.captured and event.base.path and event.stored is None:
-            lower, upper = _bounds(event.node)
-            if isinstance(lower, ast.UnaryOp) and isinstance(lower.op, ast.USub) and upper is None:
-                ends[event.base.path] = event
-    for write in _writes(log):
-        if write.path in ends and write.lower is None and write.upper is not None:
-            yield problem(
-                "GC312",
-                write.event,
-                f"{quoted(write.event.node)} fills the front of {write.path}, but the region reads its end (line {getattr(ends[write.path].node, 'lineno', 0)})",
-                "let one function lay the buffer out for both",
-                Severity.WARNING,
-            )
 
 
 def valid_sentinel(log: Log) -> Iterator[Problem]:
@@ -329,8 +262,6 @@ def unwritten_rows(log: Log) -> Iterator[Problem]:
 
 
 RULES = {
-    planned_once: ("GC305",),
-    other_layout: ("GC312",),
     stale_tail: ("GC702",),
     valid_sentinel: ("GC703",),
     unwritten_rows: ("GC704",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from graphcheck.lint import operators
@@ -11,6 +10,7 @@ from graphcheck.lint.rules.problem import Problem, problem, quoted
 from graphcheck.lint.values import Kind, Value
 
 CURRENT = "<current>"
+LEGACY = "<default>"
 
 
 class _Branches:
@@ -86,6 +86,8 @@ def branches(log: Log) -> Iterator[Problem]:
 def _step(state: _Branches, event: Event) -> None:
     if isinstance(event, Enter) and event.name in operators.STREAM_CONTEXTS:
         path = event.value.path
+        if path == LEGACY:
+            return
         if path and path not in state.origin and path not in state.forked and event.value.kind is Kind.STREAM:
             state.unforked.setdefault(path, event)
     elif isinstance(event, Return) and event.depth == 0 and event.place.depth == 0:
@@ -101,6 +103,8 @@ def _step(state: _Branches, event: Event) -> None:
             )
     elif isinstance(event, Call) and event.receiver.kind in (Kind.STREAM, Kind.EVENT, Kind.UNKNOWN):
         own, first = event.receiver.path, event.arguments[0].path if event.arguments else ""
+        if LEGACY in (own, first):
+            return
         if event.method == "wait_stream" and event.arguments:
             state.wait(event, own, first, f"stream {first}")
         elif event.method == "wait_event" and event.arguments and event.arguments[0].constant != "external":
@@ -135,6 +139,23 @@ def _ended(state: _Branches, close: Close) -> Iterator[Problem]:
                 f"stream {path} is forked from the capturing stream and never joined, so the capture cannot end",
                 f"torch.cuda.current_stream().wait_stream({path}) before the region ends",
             )
+
+
+def legacy_stream(log: Log) -> Iterator[Problem]:
+    """GC111: the region forks onto the legacy default stream, or waits for it."""
+    for event in log.events:
+        if not event.place.captured:
+            continue
+        entered = isinstance(event, Enter) and event.name in operators.STREAM_CONTEXTS and event.value.path == LEGACY
+        waits = isinstance(event, Call) and event.method in ("wait_stream", "wait_event")
+        if entered or (waits and isinstance(event, Call) and LEGACY in {value.path for value in event.inputs}):
+            yield problem(
+                "GC111",
+                event,
+                f"{quoted(event.node)} brings the legacy default stream into the capture, which CUDA refuses there",
+                "work on a torch.cuda.Stream() of your own, forked from the capturing stream and joined to it",
+            )
+            return
 
 
 def other_library(log: Log) -> Iterator[Problem]:
@@ -172,6 +193,10 @@ def captured_event(log: Log) -> Iterator[Problem]:
         if event.place.captured and event.name == ".record" and event.receiver.kind is Kind.EVENT:
             if event.receiver.constant != "external" and event.receiver.path:
                 recorded[event.receiver.path] = event
+        elif event.method in ("record", "record_event"):
+            # Recorded anew outside, it is an ordinary event again.
+            for value in event.inputs:
+                recorded.pop(value.path, None)
         elif event.place.mode in (Mode.HOST, Mode.OBSERVE) and event.method in (
             "elapsed_time",
             "synchronize",
@@ -180,7 +205,7 @@ def captured_event(log: Log) -> Iterator[Problem]:
             "wait_event",
         ):
             used = [value.path for value in event.inputs if value.path in recorded]
-            if event.name == ".record" or not used:
+            if not used:
                 continue
             yield problem(
                 "GC205",
@@ -190,44 +215,9 @@ def captured_event(log: Log) -> Iterator[Problem]:
             )
 
 
-def other_stream(log: Log) -> Iterator[Problem]:
-    """GC206: a static buffer is refreshed on one stream, the replay launched on another."""
-    inputs = log.read_paths()
-    streams: list[str] = []
-    pending: tuple[Call, str] | None = None
-    after = False
-    for event in log.events:
-        after = after or isinstance(event, Close)
-        if event.place.mode not in (Mode.HOST, Mode.REFRESH):
-            continue
-        if isinstance(event, (Enter, Leave)) and event.name in operators.STREAM_CONTEXTS:
-            if isinstance(event, Enter):
-                streams.append(event.value.path)
-            elif streams:
-                streams.pop()
-        elif isinstance(event, Call):
-            current = streams[-1] if streams else ""
-            if event.method in ("wait_stream", "wait_event", "synchronize", "wait"):
-                pending = None
-            elif event.method in operators.WHOLE_WRITES and event.receiver.path in inputs and after:
-                pending = (event, current)
-            elif event.method == "replay" and pending is not None and pending[1] != current:
-                yield problem(
-                    "GC206",
-                    event,
-                    f"{pending[0].receiver.path} is written on another stream (line {_line(pending[0])}) and nothing orders the replay behind it",
-                    "copy, replay and read on one stream, or wait_stream in between",
-                )
-                pending = None
-
-
-def _line(event: Event) -> int:
-    return event.node.lineno if isinstance(event.node, ast.expr) else 0
-
-
 RULES = {
     branches: ("GC201", "GC202", "GC203", "GC204"),
+    legacy_stream: ("GC111",),
     other_library: ("GC204",),
     captured_event: ("GC205",),
-    other_stream: ("GC206",),
 }

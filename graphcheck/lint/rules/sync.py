@@ -158,10 +158,7 @@ def host_index(log: Log) -> Iterator[Problem]:
             continue
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         values = event.index.items if isinstance(node.slice, ast.Tuple) and event.index.items else (event.index,)
-        listed = any(
-            isinstance(part, ast.List) and not any(v.on_device for v in (value.items or ()))
-            for part, value in zip(parts, values, strict=False)
-        )
+        listed = any(_is_list(part, value) for part, value in zip(parts, values, strict=False))
         if listed or any(value.kind is Kind.HOST for value in values):
             yield problem(
                 "GC105",
@@ -176,6 +173,15 @@ def host_index(log: Log) -> Iterator[Problem]:
                 f"{quoted(node)} = {event.stored.constant!r} uploads a Python number while capturing, which is refused",
                 "write with fill_, zero_ or masked_fill_ on a view (narrow, select)",
             )
+
+
+def _is_list(node: ast.expr, value: Value) -> bool:
+    """Whether an index is a Python list of host numbers."""
+    if isinstance(node, ast.List):
+        return not any(member.on_device for member in value.items or ())
+    if value.kind is not Kind.CONTAINER or value.made != "list" or value.element is None:
+        return False
+    return value.element.kind in (Kind.CONSTANT, Kind.VARYING, Kind.READ)
 
 
 def device_bounds(log: Log) -> Iterator[Problem]:

@@ -13,6 +13,8 @@ from graphcheck.lint.rules.lifetimes import region_inputs, region_outputs
 from graphcheck.lint.rules.problem import Problem, problem, quoted
 from graphcheck.lint.values import Kind, Value
 
+_CASTS = frozenset({"to", "half", "bfloat16", "float", "double", "type"})
+
 
 def compiling(log: Log) -> Iterator[Problem]:
     """GC601."""
@@ -27,8 +29,8 @@ def compiling(log: Log) -> Iterator[Problem]:
 
 
 def made_once(log: Log) -> Iterator[Problem]:
-    """GC405, GC602 and GC603: the region makes something only while it is missing."""
-    cold = _never_warmed(log)
+    """GC405, GC406, GC602 and GC603: the region makes something only while it is missing."""
+    cold = never_warmed(log)
     for event in log.stores():
         if event.augmented or event.local or event.value.kind is Kind.CONSTANT:
             continue
@@ -38,7 +40,15 @@ def made_once(log: Log) -> Iterator[Problem]:
         value, name = event.value, event.path.removesuffix("[]")
         if value.kind is Kind.UNKNOWN and not _computes(event, log):
             continue
-        if (value.on_device and not _made_from_nothing(value)) or value.kind is Kind.UNKNOWN:
+        computed = value.on_device and not _made_from_nothing(value)
+        if computed and not cold and _casts(event):
+            yield problem(
+                "GC406",
+                event,
+                f"{name} is a cast that only the first call makes: the graph reads this copy, and later weight updates miss it",
+                "cast inside the region, or cast anew into the same memory after every update",
+            )
+        elif (computed and not cold) or value.kind is Kind.UNKNOWN:
             yield problem(
                 "GC602",
                 event,
@@ -61,6 +71,18 @@ def made_once(log: Log) -> Iterator[Problem]:
             )
 
 
+def _casts(event: Store) -> bool:
+    """Whether what is stored is nothing but another format of a named tensor."""
+    node = event.node
+    made = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+    if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Attribute) or made.func.attr not in _CASTS:
+        return False
+    source: ast.expr = made.func.value
+    while isinstance(source, ast.Attribute):
+        source = source.value
+    return isinstance(source, ast.Name)
+
+
 def _made_from_nothing(value: Value) -> bool:
     return value.made in operators.UNWRITTEN or value.made in operators.INITIALISED
 
@@ -75,7 +97,7 @@ def _computes(event: Store, log: Log) -> bool:
     return False
 
 
-def _never_warmed(log: Log) -> bool:
+def never_warmed(log: Log) -> bool:
     """Whether the capture is known to be the first call."""
     if log.component is not None:
         held = log.component.attribute("warmup")
@@ -244,7 +266,7 @@ def _says_nothing(node: ast.stmt) -> bool:
 
 RULES = {
     compiling: ("GC601",),
-    made_once: ("GC405", "GC602", "GC603"),
+    made_once: ("GC405", "GC406", "GC602", "GC603"),
     drift: ("GC604",),
     read_too_early: ("GC607",),
     swallowed: ("GC608",),

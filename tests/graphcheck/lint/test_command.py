@@ -146,6 +146,14 @@ def test_an_allowance_of_the_contract_silences_its_code(bad: Path) -> None:
     assert codes(bad) == ["GC992"]
 
 
+def test_an_allowance_that_silences_nothing_is_reported(bad: Path) -> None:
+    """Expected: GC991 once for the contract; codes that only running finds may be allowed all the same."""
+    allowed = '("x",), allow={"GC102": "a debug build", "GC101": "none", "GC504": "fuzz finds it"})'
+    (bad / "bad.py").write_text(READS.format(comment="").replace('("x",))', allowed))
+    assert codes(bad) == ["GC991"]
+    assert codes(bad, Settings(ignore=("GC991",))) == []
+
+
 def test_github_annotations_escape_what_the_protocol_reserves(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(["bad.py", "--format", "github"], capsys)
     (line,) = out.splitlines()

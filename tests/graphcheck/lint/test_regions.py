@@ -197,6 +197,19 @@ def test_recursion_and_huge_regions_end(tmp_path: Path) -> None:
     assert (found.code, found.severity.value) == ("GC990", "warning")
 
 
+def test_calls_that_are_too_deep_are_reported_once(tmp_path: Path) -> None:
+    """Expected: one warning for the region, however many calls lie too deep; none for a region that is read whole."""
+    chain = (
+        "".join(f"def f{n}(x):\n    f{n + 1}(x)\n    f{n + 1}(x)\n" for n in range(14)) + "def f14(x):\n    x.item()\n"
+    )
+    captured = "def b(g, x):\n    with torch.cuda.graph(g):\n        f{}(x)\n"
+    (found,) = findings(tmp_path / "a.py", f"import torch\n{chain}{captured.format(0)}")
+    assert (found.code, found.severity.value) == ("GC990", "warning")
+    assert [found.code for found in findings(tmp_path / "b.py", f"import torch\n{chain}{captured.format(8)}")] == [
+        "GC102"
+    ]
+
+
 def test_a_region_inside_a_nested_function_is_found(tmp_path: Path) -> None:
     source = """
         import torch

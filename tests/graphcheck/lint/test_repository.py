@@ -14,12 +14,31 @@ from graphcheck.zoo import entries, reports
 ROOT = Path(__file__).parents[3]
 REPORTED = reports.ZOO
 
-# What only running the component can show: contents, arithmetic, budgets, and who calls first.
+# What only running the component can show: contents, arithmetic, budgets, capacities, who calls first, and what the
+# collector and other allocators do.
 NOT_STATIC = {
+    "GC207": {"fans-out"},  # how many streams are too many is a count of the graph's branches
     "GC312": {"reads-uniform-stride", "msa-keeps-staged-table"},
     "GC405": {"msa-builds-on-first-use"},
+    "GC504": {"borrows-from-arena"},  # who else is given the block is the arena's doing
     "GC505": {"over-budget", "msa-expands-all-heads"},
+    "GC506": {"keeps-output-of-each"},  # bytes over all graphs
+    "GC605": {"calibrates-three-times"},  # how many warm-up runs suffice
+    "GC606": {"drops-graph-inside"},  # when the collector runs
+    "GC701": {"cuts-to-bucket"},  # a cut batch looks like a selected one
     "GC704": {"leaks-unwritten"},
+    "GC706": {"exceeds-capacity"},  # how large a case gets
+    "GC803": {"draws-on-request"},  # what the eager engine draws
+    "GC951": {"sums-another-way"},  # the last bits of two right sums
+}
+
+# Public reports whose planted component lint does not see: a key that is a sum, layouts, what a loop leaves out, the
+# collector.
+REPORTS_NOT_SEEN = {
+    "b001-longest-key-not-in-graph-key",
+    "b005-ragged-draft-extend-offsets",
+    "b035-hidden-tensor-missed-by-reload",
+    "b081-old-graph-collected-in-capture",
 }
 
 
@@ -46,17 +65,12 @@ def test_shipped_code_outside_the_zoos_is_silent(findings: list[Finding]) -> Non
 
 @pytest.mark.parametrize("entry", [entry for entry in entries() if entry.code < "GC96"], ids=lambda entry: entry.name)
 def test_planted_components_are_found_and_their_twins_are_silent(entry: object, findings: list[Finding]) -> None:
-    """Expected: the planted class gives its code, unless only running it can show that; the twin gives nothing.
-
-    Of the public reports only the twins are asked: they are planted for the fuzzer, and lint may or may not see them.
-    """
+    """Expected: the planted class gives its code, unless only running it can show that; the twin gives nothing."""
     planted, clean = entry.planted.__name__, entry.clean.__name__  # type: ignore[attr-defined]
     code, name = entry.code, entry.name  # type: ignore[attr-defined]
     assert of_class(findings, clean) == []
-    if entry in REPORTED:
-        return
     codes = {found.code for found in of_class(findings, planted)}
-    if name in NOT_STATIC.get(code, ()):
+    if name in NOT_STATIC.get(code, ()) or (entry in REPORTED and name in REPORTS_NOT_SEEN):
         assert code not in codes
     else:
         assert code in codes
