@@ -15,6 +15,7 @@ from graphcheck.finding import Finding, Severity
 from graphcheck.oracle.arm import Arm, Snapshot, clone, put_back, snapshot, storage_key
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 from graphcheck.watch import capture_status, context, host_state, reachable
+from graphcheck.watch.host_state import Rebound
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Graph:
         case: what it was captured at.
         undeclared: storage that it writes and nobody declares, by name.
         host_state: what the region changed of the component's Python state while it was captured.
+        rebound: tensor attributes that the region assigned while it was captured.
         context: what the process was set to at the capture (autocast, grad mode, determinism, stream, device).
         kept: by name and address of a buffer, the mask of what no scratch buffer overlaps; filled as it is asked for.
     """
@@ -34,6 +36,7 @@ class Graph:
     case: Case
     undeclared: dict[str, torch.Tensor]
     host_state: tuple[str, ...]
+    rebound: Rebound
     context: context.Context
     kept: dict[tuple[str, int], torch.Tensor | None] = field(default_factory=dict)
 
@@ -66,6 +69,7 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome, 
         put_back(dict(arm.buffers.items()), staged, own)
     _note_drift(arm, hidden, outcome)
     before, ambient = reachable.plain_state(component), context.snapshot()
+    held = host_state.identities(reachable.tensors(component))
     try:
         with capture_status.denied() if unaware else nullcontext():
             recording = arm.with_rng(lambda: arm.record(pool))
@@ -78,15 +82,17 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome, 
     _compare_restores(arm, staged, "after capture", outcome)
     put_back(dict(arm.buffers.items()), initial, own)
     changed = host_state.mutated(before, reachable.plain_state(component))
-    outcome.host_state = tuple(dict.fromkeys((*outcome.host_state, *changed)))
+    rebound = host_state.rebound(held, reachable.tensors(component))
+    outcome.host_state = tuple(dict.fromkeys((*outcome.host_state, *changed, *rebound)))
     recording.name(arm.names())
     for finding in recording.findings():
         if finding.severity is Severity.ERROR:
             outcome.symptoms.append(Symptom(Kind.RECORD, finding))
         else:
             outcome.notes.append(finding)
+    _judge_host_buffers(recording, outcome)
     _judge_allocation(arm, recording, outcome)
-    return Graph(recording, case, _undeclared(arm, recording, outcome), changed, ambient)
+    return Graph(recording, case, _undeclared(arm, recording, outcome), changed, rebound, ambient)
 
 
 def _warm_up(arm: Arm) -> None:
@@ -145,6 +151,22 @@ def refusal_finding(refused: CaptureRefused, case: Case | None, replay: int | No
         got=refused.where.source if refused.where is not None else "",
         advice=refused.advice,
     )
+
+
+def _judge_host_buffers(recording: Recording, outcome: Outcome) -> None:
+    """A finding for each pinned buffer that the graph both copies from and writes."""
+    for external in recording.externals():
+        if external.tag != "device" and external.reads and external.writes:
+            finding = Finding(
+                code="GC408",
+                message=f"{external.nbytes} bytes of {external.tag} memory are source and destination in one graph",
+                where=external.where,
+                place=f"0x{external.address:x}",
+                expected="a host buffer that only the host fills",
+                got="a graph that reads at the next replay what it wrote at this one",
+                advice="copy the result into a host buffer of its own",
+            )
+            outcome.symptoms.append(Symptom(Kind.RECORD, finding))
 
 
 def _judge_allocation(arm: Arm, recording: Recording, outcome: Outcome) -> None:

@@ -358,6 +358,7 @@ class Step:
         """Where asked for, bring the Python state that run() changes in arm A to where arm B's is."""
         if self.options.host_state:
             host_state.advance(self.captured.component, self.eager.component, self.graph.host_state)
+            host_state.rebind(self.captured.component, self.graph.rebound)
 
     def _too_large(self, name: str, expected: torch.Tensor, got: torch.Tensor) -> Finding:
         return Finding(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+
+Rebound = dict[str, "weakref.ref[torch.Tensor]"]
 
 _STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[([^\]]*)\]")
 
@@ -29,12 +32,35 @@ def advance(target: Any, source: Any, names: Iterable[str]) -> None:
             owner = _walk(target, path[:-1])
         except (AttributeError, KeyError, IndexError, TypeError):
             continue
-        key, attribute = path[-1]
-        value = copy.copy(value) if isinstance(value, (list, dict, set)) else value
-        if attribute:
-            setattr(owner, str(key), value)
-        elif isinstance(owner, (list, dict)):
-            owner[key] = value
+        _assign(owner, *path[-1], copy.copy(value) if isinstance(value, (list, dict, set)) else value)
+
+
+def rebound(before: Mapping[str, int], now: Iterable[tuple[str, torch.Tensor]]) -> Rebound:
+    """Tensor attributes that are other objects than before, held weakly: the region assigned them.
+
+    Args:
+        before: identity of each tensor by name, as `identities` gave it.
+        now: the tensors by name.
+    """
+    return {name: weakref.ref(tensor) for name, tensor in now if before.get(name, 0) != id(tensor)}
+
+
+def identities(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
+    """Which object each name holds."""
+    return {name: id(tensor) for name, tensor in tensors}
+
+
+def rebind(target: Any, tensors: Rebound) -> None:
+    """Assign tensors to the attributes of ``target`` again; those that are gone are left out."""
+    for name, reference in tensors.items():
+        tensor, path = reference(), _path(name)
+        if tensor is None or not path:
+            continue
+        try:
+            owner = _walk(target, path[:-1])
+        except (AttributeError, KeyError, IndexError, TypeError):
+            continue
+        _assign(owner, *path[-1], tensor)
 
 
 def without_hooks(root: Any) -> list[str]:
@@ -69,6 +95,13 @@ def _path(name: str) -> list[tuple[Any, bool]]:
         except (ValueError, SyntaxError):
             return []
     return steps
+
+
+def _assign(owner: Any, key: Any, attribute: bool, value: Any) -> None:
+    if attribute:
+        setattr(owner, str(key), value)
+    elif isinstance(owner, (list, dict)):
+        owner[key] = value
 
 
 def _walk(value: Any, path: list[tuple[Any, bool]]) -> Any:

@@ -11,9 +11,7 @@ ZOO = [entry for module in MODULES for entry in module.ZOO]
 UNDETECTED: list[Undetected] = [
     *plans.UNDETECTED,
     *addresses.UNDETECTED,
-    *staging.UNDETECTED,
     *padding.UNDETECTED,
-    *effects.UNDETECTED,
     *streams.UNDETECTED,
 ]
 # By number: the cause, and why no component on one emulated device shows it.

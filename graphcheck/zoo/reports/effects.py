@@ -13,7 +13,6 @@ from graphcheck.component import Buffers
 from graphcheck.strategies import case, contents
 from graphcheck.zoo import Entry
 from graphcheck.zoo.reports.attention import EXACT_VALUES, B, DecodeAttention
-from graphcheck.zoo.reports.entry import Undetected
 
 
 class SkipsLayerWhileCapturing(DecodeAttention):
@@ -162,16 +161,11 @@ ZOO: list[Entry] = [
         StepsOnDevice,
         "step counter and bias correction are Python numbers",
     ),
-]
-UNDETECTED = [
-    Undetected(
-        Entry(
-            "GC308",
-            "b043-attribute-assigned-in-forward",
-            KeepsAttribute,
-            ReadsReturned,
-            "an attribute is assigned in the region and replaced outside",
-        ),
-        "GC501 leads: needs a comparison of the component's attributes before and after the region.",
+    Entry(
+        "GC308",
+        "b043-attribute-assigned-in-forward",
+        KeepsAttribute,
+        ReadsReturned,
+        "an attribute is assigned in the region and replaced outside",
     ),
 ]

@@ -13,7 +13,6 @@ from graphcheck.component import Buffers
 from graphcheck.strategies import case, contents
 from graphcheck.zoo import Entry
 from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, B, DecodeAttention
-from graphcheck.zoo.reports.entry import Undetected
 
 
 class ReleasesPointerArray(DecodeAttention):
@@ -145,16 +144,11 @@ ZOO = [
         OwnsShapeVectors,
         "dims and strides that a captured upload reads are dropped",
     ),
-]
-UNDETECTED = [
-    Undetected(
-        Entry(
-            "GC408",
-            "b031-host-buffer-is-source-and-destination",
-            ReturnsIntoSource,
-            ReturnsElsewhere,
-            "one graph copies from a pinned buffer and later into it",
-        ),
-        "GC960 leads: needs a detector that sees one pinned block read and written by one graph.",
+    Entry(
+        "GC408",
+        "b031-host-buffer-is-source-and-destination",
+        ReturnsIntoSource,
+        ReturnsElsewhere,
+        "one graph copies from a pinned buffer and later into it",
     ),
 ]
