@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,12 @@ def test_links_and_named_files_exist(page: Path) -> None:
         assert (page.parent / link).exists(), link
     for named in re.findall(r"`((?:graphcheck|msa|docs|tests)/[\w/.]+)`", text):
         assert (ROOT / named).exists(), named
+
+
+def test_the_fidelity_table_is_in_step() -> None:
+    """Expected: docs/emulator.md ends with what scripts/fidelity prints of the stored results."""
+    results = ROOT / "benchmarks" / "results" / "h200"
+    files = [results / "selftest_emulator.json", results / "selftest_cuda.json"]
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "fidelity", *files], capture_output=True, text=True)
+    assert (ROOT / "docs" / "emulator.md").read_text(encoding="utf-8").endswith(done.stdout)
+    assert done.stdout.count("\n| GC") > 100
