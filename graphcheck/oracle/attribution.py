@@ -12,7 +12,7 @@ from graphcheck.cases import Case
 from graphcheck.component import Component
 from graphcheck.errors import CaptureRefused
 from graphcheck.finding import Finding, ranked
-from graphcheck.oracle import graph_key, host_causes, limits, readiness, stale
+from graphcheck.oracle import graph_key, host_causes, limits, padding, readiness, stale
 from graphcheck.oracle.arm import Arm
 from graphcheck.oracle.lockstep import Options, run_plan
 from graphcheck.oracle.symptom import DIRECT, Kind, Outcome, Symptom
@@ -76,6 +76,7 @@ class Attribution:
             self._in_own_pools,
             self._kept_output,
             self._sentinel,
+            partial(padding.leaks, self),
             partial(limits.beyond_capacity, self),
             partial(limits.other_algorithm, self),
             self._region_eagerly,

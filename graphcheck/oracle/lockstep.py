@@ -38,6 +38,7 @@ class Options:
         region_eagerly: run arm A's region eagerly on its own buffers instead of replaying the graph.
         unaware: while it is captured, the region is told that nothing is capturing.
         host_state: the Python state that run() changes follows arm B's in arm A.
+        padding: live rows and bucket: in arm A the rows of static inputs behind the live ones repeat the first.
         shared_rng: arm A starts each step from the generator state of arm B.
     """
 
@@ -50,6 +51,7 @@ class Options:
     region_eagerly: bool = False
     unaware: bool = False
     host_state: bool = False
+    padding: tuple[int, int] | None = None
     shared_rng: bool = False
 
 

@@ -12,6 +12,7 @@ from graphcheck.compare import Comparator, Mismatch, region_mask
 from graphcheck.component import Component
 from graphcheck.errors import ContractError, ReplayFailed
 from graphcheck.finding import Finding, exception_location
+from graphcheck.oracle import padding
 from graphcheck.oracle.arm import Arm, Snapshot, clone, poison_all, put_back, snapshot, storage_key
 from graphcheck.oracle.capturing import Graph, mismatch_finding, saved_undeclared
 from graphcheck.oracle.numeric import outside_tolerance
@@ -97,6 +98,10 @@ class Step:
             return False
         if self.options.refill:
             self._refill()
+        if self.options.padding is not None:
+            state = {*self.component.mutates, *self.component.scratch, *self.output_buffers}
+            inputs = [tensor for name, tensor in self.captured.on_device().items() if name not in state]
+            padding.repeat_first_row(inputs, self.options.padding)
         return True
 
     def replay(self, first: bool) -> None:

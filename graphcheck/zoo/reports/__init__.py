@@ -11,7 +11,6 @@ ZOO = [entry for module in MODULES for entry in module.ZOO]
 UNDETECTED: list[Undetected] = [
     *plans.UNDETECTED,
     *addresses.UNDETECTED,
-    *padding.UNDETECTED,
     *streams.UNDETECTED,
 ]
 # By number: the cause, and why no component on one emulated device shows it.
