@@ -134,6 +134,13 @@ class Backend(Protocol):
             CaptureRefused: CUDA refuses something the region does; carries the code and the user's line.
         """
 
+    def neighbour(self, pool: object, outputs: Sequence[torch.Tensor]) -> Recording | None:
+        """A graph of the harness's own in ``pool``; its replays overwrite what the pool's other users may overwrite.
+
+        That is every block that is free now, and those of ``outputs`` that lie in the pool. Its replays need no
+        order with others. None where there is no such memory.
+        """
+
     def adopt(self, record: Callable[[], Recorded]) -> Recording:
         """Take over a graph that ``record`` captures with a library of its own.
 

@@ -16,6 +16,7 @@ from graphcheck.errors import CaptureRefused
 from graphcheck.finding import RUNGS, Finding, Severity
 from graphcheck.oracle.arm import Arm, put_back
 from graphcheck.oracle.capturing import Graph, capture, judge_growth, refusal_finding
+from graphcheck.oracle.neighbours import Neighbours
 from graphcheck.oracle.step import Step
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 from graphcheck.plan import Plan
@@ -125,11 +126,13 @@ class Lockstep:
             at.setdefault(key, case)
         if self.options.capture_at is not None:
             at[self.captured.key(self.options.capture_at)] = self.options.capture_at
-        pool = self.backend.pool()
+        pool = self.pool = self.backend.pool()
         graphs: dict[Hashable, Graph | None] = {}
         for key, case in at.items():
             pool = self.backend.pool() if self.options.own_pools else pool
-            graphs[key] = capture(self.captured, case, warmups, pool, self.outcome, self.options.unaware)
+            graphs[key] = capture(
+                self.captured, case, warmups, pool, self.outcome, self.options.unaware, list(graphs.values())
+            )
             if self.outcome.of(Kind.REFUSAL):
                 break
         judge_growth(self.component.allocation, [graph for graph in graphs.values() if graph], self.outcome)
@@ -138,8 +141,12 @@ class Lockstep:
 
     def _replay_all(self, graphs: dict[Hashable, Graph | None]) -> None:
         last: Step | None = None
+        keys = [self.captured.key(case) for case in self.plan.replays]
+        pool = None if self.options.own_pools else self.pool
+        neighbours = Neighbours(self.plan, self.backend, pool, graphs, keys)
         for number, case in enumerate(self.plan.replays):
-            graph = graphs.get(self.captured.key(case))
+            neighbours.before_replay(number)
+            graph = graphs.get(keys[number])
             if graph is None:
                 continue
             self.outcome.counts.cases += 1
@@ -152,8 +159,10 @@ class Lockstep:
                 self.outcome.symptoms.append(Symptom(Kind.REFUSAL, refusal_finding(refused, case, number), number))
                 break
             last = step
+            neighbours.after_step()
             if self.outcome.of(Kind.LEDGER, Kind.CRASH) or self._mismatch():
                 break
+        neighbours.close()
         if last is not None and not self.outcome.errors:
             last.compare_history()
             self._compare_state()

@@ -22,6 +22,7 @@ from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.recording import EmulatedRecording, abandon
 from graphcheck.backend.emulator.streams import CAPTURING, StreamContext
 from graphcheck.backend.emulator.tensor import CUDA, DeviceTensor, of_block
+from graphcheck.backend.overwriting import overwriting
 from graphcheck.backend.protocol import Recording
 from graphcheck.component import Recorded
 from graphcheck.errors import EnvironmentUnable, UsageError
@@ -68,6 +69,20 @@ class EmulatorBackend:
                     raise capture.refusal from error
                 raise
             return graphs.end(capture, outputs)
+
+    def neighbour(self, pool: object, outputs: Sequence[torch.Tensor]) -> EmulatedRecording | None:
+        """A graph that overwrites the free blocks of ``pool`` and those of ``outputs`` that lie there."""
+        if not isinstance(pool, Pool):
+            raise UsageError("neighbour: the pool must come from this backend's pool()")
+        sizes = [block.capacity for block in pool.vacant]
+        inside = [
+            tensor for tensor in outputs if isinstance(tensor, DeviceTensor) and tensor._handle.block.pool is pool
+        ]
+        if not sizes and not inside:
+            return None
+        recording = self.record(overwriting(sizes, inside, self.device), pool)
+        recording.ordered = False
+        return recording
 
     def adopt(self, record: Callable[[], Recorded]) -> Recording:
         """Raises EnvironmentUnable: what another library captures cannot be seen without a GPU."""

@@ -28,6 +28,9 @@ class EmulatedRecording:
     Args:
         capture: finished.
         outputs: what the region returned, by name; None where the caller keeps outputs to himself.
+
+    Attributes:
+        ordered: whether its replays count among those that must not overlap.
     """
 
     def __init__(self, capture: Capture, outputs: Mapping[str, torch.Tensor] | None) -> None:
@@ -52,9 +55,10 @@ class EmulatedRecording:
                     self._findings.append(_escaped(birth))
         self._steps: list[Any] | None = None
         self.closed = False
+        self.ordered = True
         for birth in capture.births:
             birth.block.users += 1
-        self._born = [birth.block for birth in capture.births]
+        self._born = list(capture.births)
         capture.pool.watch = None
 
     def __del__(self) -> None:
@@ -76,7 +80,8 @@ class EmulatedRecording:
             )
         replay.run(self.steps(), self.nodes)
         self.pool.replays += 1
-        ORDER.replay(self.pool, self._blocks, self._sources)
+        if self.ordered:
+            ORDER.replay(self.pool, self._blocks, self._sources)
 
     def steps(self) -> list[Any]:
         """The calls, bound on first use."""
@@ -134,8 +139,10 @@ class EmulatedRecording:
                     PINNED.forget(block)
                 elif block.pool is None:
                     HEAP.forget(block)
-        for block in self._born:
-            block.users -= 1
+        for birth in self._born:
+            birth.block.users -= 1
+            if not birth.freed:
+                birth.block.bereft = birth.generation
         self._born = []
 
 
