@@ -14,12 +14,14 @@ from graphcheck.compare import Comparator
 from graphcheck.component import Component
 from graphcheck.errors import CaptureRefused
 from graphcheck.finding import RUNGS, Finding, Severity
+from graphcheck.oracle import pool_map
 from graphcheck.oracle.arm import Arm, put_back
 from graphcheck.oracle.capturing import Graph, capture, judge_growth, refusal_finding
 from graphcheck.oracle.neighbours import Neighbours
 from graphcheck.oracle.step import Step
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 from graphcheck.plan import Plan
+from graphcheck.report import KeyCounts
 from graphcheck.watch import context, reachable
 
 ALL_RUNGS = frozenset(RUNGS)
@@ -40,6 +42,7 @@ class Options:
         unaware: while it is captured, the region is told that nothing is capturing.
         host_state: the Python state that run() changes follows arm B's in arm A.
         shared_rng: arm A starts each step from the generator state of arm B.
+        pool_map: say which graphs of the pool write where another one keeps or reads something.
     """
 
     immediate: bool = False
@@ -52,6 +55,7 @@ class Options:
     unaware: bool = False
     host_state: bool = False
     shared_rng: bool = False
+    pool_map: bool = False
 
 
 def run_plan(component: Component, plan: Plan, backend: Backend, options: Options | None = None) -> Outcome:
@@ -107,6 +111,8 @@ class Lockstep:
                 # Asked once, after the last replay; a damaged guard is then looked for replay by replay.
                 guarded = "side_effects" in self.options.rungs and not self.options.immediate
                 self.differs = guarded and bool(self.backend.damaged_guards())
+                if self.options.pool_map:
+                    self.outcome.overlaps = pool_map.overlaps(graphs)
             finally:
                 for graph in graphs.values():
                     if graph is not None:
@@ -133,6 +139,7 @@ class Lockstep:
             graphs[key] = capture(
                 self.captured, case, warmups, pool, self.outcome, self.options.unaware, list(graphs.values())
             )
+            self.outcome.counts.keys[repr(key)] = KeyCounts(int(key in late), int(graphs[key] is not None))
             if self.outcome.of(Kind.REFUSAL):
                 break
         judge_growth(self.component.allocation, [graph for graph in graphs.values() if graph], self.outcome)
@@ -159,6 +166,7 @@ class Lockstep:
                 self.outcome.symptoms.append(Symptom(Kind.REFUSAL, refusal_finding(refused, case, number), number))
                 break
             last = step
+            self.outcome.counts.keys[repr(keys[number])].replays += not self.outcome.of(Kind.CRASH)
             neighbours.after_step()
             if self.outcome.of(Kind.LEDGER, Kind.CRASH) or self._mismatch():
                 break

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphcheck.finding import Finding
-from graphcheck.oracle.lockstep import Options
+from graphcheck.oracle.lockstep import Options, run_plan
 from graphcheck.oracle.symptom import Kind
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def neighbour(study: Attribution) -> Finding | None:
         "GC502",
         f"{study.symptom.name} depends on pool memory that another component's graph may overwrite between two steps",
         "copy outputs out before another graph of the pool runs, and keep what outlives a step in buffers of its own",
-        *study.outcome.overlaps,
+        *_overlaps(study),
     )
 
 
@@ -37,7 +37,7 @@ def eviction(study: Attribution) -> Finding | None:
         "GC411",
         f"{study.symptom.name} depends on memory that another graph's capture allocated and that went with that graph",
         "allocate what several graphs use before the first capture, or drop all graphs of the pool together",
-        *study.outcome.overlaps,
+        *_overlaps(study),
     )
 
 
@@ -55,7 +55,7 @@ def shared(study: Attribution) -> Finding | None:
         "GC502",
         f"{study.symptom.name} lies in pool memory that another graph of the pool overwrites while it is still needed",
         "copy outputs out before another graph of the pool runs, or give the graphs separate pools",
-        *study.outcome.overlaps,
+        *_overlaps(study),
     )
 
 
@@ -75,3 +75,9 @@ def kept_output(study: Attribution) -> Finding | None:
         f"{study.symptom.name} is an output kept across replays, and each replay overwrites it",
         "clone an output before keeping it",
     )
+
+
+def _overlaps(study: Attribution) -> list[str]:
+    """Which graphs write where another one keeps or reads something, in words."""
+    options = Options(immediate=True, pool_map=True, rungs=frozenset({"eager"}))
+    return run_plan(study.component, study.plan, study.backend, options).overlaps

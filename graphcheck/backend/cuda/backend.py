@@ -139,6 +139,11 @@ class CudaBackend:
             region()
         return [bytes_of(touched) for touched in log.externals.values() if touched.writes and touched.alive]
 
+    def elements_written(
+        self, action: Callable[[], object], tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[object, Mapping[str, torch.Tensor] | None]:
+        return action(), None
+
     def damaged_guards(self) -> Sequence[Finding]:
         return self._guards.damaged()
 

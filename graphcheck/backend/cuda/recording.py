@@ -13,7 +13,7 @@ from graphcheck.backend.cuda.features import features
 from graphcheck.backend.cuda.ledger import Ledger
 from graphcheck.backend.cuda.oplog import bytes_of
 from graphcheck.backend.cuda.watch import Watch
-from graphcheck.backend.protocol import Allocation, External, Operation
+from graphcheck.backend.protocol import Allocation, External, Operation, PoolUse
 from graphcheck.errors import EnvironmentUnable, ReplayFailed
 from graphcheck.finding import Finding
 from graphcheck.graph.launches import launches
@@ -172,6 +172,16 @@ class CudaRecording:
             for touched in self._log.externals.values()
             if touched.writes and touched.tag == "device" and touched.address not in held and touched.alive
         ]
+
+    def pool_uses(self) -> Sequence[PoolUse] | None:
+        """One use for each kernel argument that points into the pool; what a kernel does there is not known."""
+        if self._graph is None or not self.nodes:
+            return None
+        words = self.addresses.words(self.nodes)
+        return [PoolUse(word.address, 1) for word in words if word.span.owner == POOL]
+
+    def elements_read(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor] | None:
+        return None
 
     def close(self) -> None:
         """Drop the graph and its share in its outputs."""

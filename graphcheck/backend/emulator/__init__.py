@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphcheck.backend.emulator import graphs, surface
+from graphcheck.backend.emulator import footprint, graphs, surface
 from graphcheck.backend.emulator.compared import first_difference
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.generator import GENERATORS
@@ -113,6 +113,12 @@ class EmulatorBackend:
         finally:
             DEVICE.observer = saved
         return list(found.values())
+
+    def elements_written(
+        self, action: Callable[[], object], tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[object, Mapping[str, torch.Tensor] | None]:
+        """Carry out ``action``; its result and the elements of the named tensors that it wrote."""
+        return footprint.elements_written(action, tensors)
 
     def damaged_guards(self) -> Sequence[Finding]:
         """Findings for guard bands that lost their pattern, which is written again."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from graphcheck.backend.emulator import replay
+from graphcheck.backend.emulator import footprint, replay
 from graphcheck.backend.emulator.capture import Birth, Capture
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.ledger import Ledger
@@ -17,7 +17,7 @@ from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.pinned import PINNED
 from graphcheck.backend.emulator.streams import WIDEST, unjoined
 from graphcheck.backend.emulator.tensor import DeviceTensor, of_block
-from graphcheck.backend.protocol import Allocation, External, Operation
+from graphcheck.backend.protocol import Allocation, External, Operation, PoolUse
 from graphcheck.errors import CaptureRefused, ReplayFailed
 from graphcheck.finding import Finding, Severity
 
@@ -123,6 +123,12 @@ class EmulatedRecording:
             if touch.writes and block.tag == "device" and block not in covered and not touch_died(touch):
                 found.append(of_block(block, torch.uint8, (block.nbytes,), (1,)))
         return found
+
+    def pool_uses(self) -> Sequence[PoolUse]:
+        return footprint.pool_uses(self.nodes, self.pool)
+
+    def elements_read(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        return footprint.elements_read(self.nodes, tensors)
 
     def close(self) -> None:
         """Drop the graph; its memory may be reused."""
