@@ -12,13 +12,19 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from graphcheck.backend import resolve
 from graphcheck.backend.emulator import EmulatorBackend
 from graphcheck.cases import Case, Contents, Lengths
+from graphcheck.checker import check
 from graphcheck.component import Component
 from graphcheck.errors import MalformedFile, PlanError
+from graphcheck.finding import Severity
 from graphcheck.oracle.lockstep import Options, run_plan
+from graphcheck.oracle.static_ranges import never_staged
 from graphcheck.oracle.symptom import Kind
+from graphcheck.oracle.vacuity import never_replayed
 from graphcheck.plan import Plan
+from graphcheck.report import Counts, KeyCounts
 from graphcheck.shrinker import Shrinker
 from graphcheck.strategies import plans
+from graphcheck.zoo.padding import FillsTile, ReadsUnstaged
 from graphcheck.zoo.pools import CopiesOut, HandsOutBoth, HandsOutCopies, OwnsWorkspace, SharesPool, SharesWorkspace
 
 
@@ -161,3 +167,46 @@ def test_the_neighbour_overwrites_free_blocks_and_outputs_and_nothing_else() -> 
         assert bool((recording.outputs["out"] == 9).all())
         own.close()
         assert backend.neighbour(backend.pool(), [held]) is None
+
+
+def test_the_pool_map_names_the_output_and_the_line_that_overwrites_it() -> None:
+    plan = Plan((at(doubled=False), at(doubled=True)), (at(2, doubled=False),), 0)
+    outcome = run_plan(SharesPool(), plan, resolve("emulator"), Options(pool_map=True))
+    assert any(
+        line.startswith("output out of the graph of key True: the graph of key False writes there (")
+        for line in outcome.overlaps
+    ), outcome.overlaps
+    assert run_plan(SharesPool(), plan, resolve("emulator")).overlaps == []
+
+
+def test_an_order_other_than_that_of_the_captures_is_said_to_be_the_cause() -> None:
+    replays = (at(2, doubled=True), at(3, doubled=False))
+    report = check(SharesPool(), Plan((at(doubled=False),), replays, 0), backend="emulator")
+    (target,) = report.targets
+    assert target.findings[0].code == "GC502"
+    assert "replayed in capture order: the mismatch is gone" in target.findings[0].evidence
+
+
+def test_captures_and_replays_are_counted_by_key() -> None:
+    plan = Plan((at(doubled=False), at(doubled=True)), (at(2, doubled=True), at(3, doubled=True)), 0)
+    (target,) = check(CopiesOut(), plan, backend="emulator").targets
+    assert target.counts.keys == {"False": KeyCounts(0, 1, 0), "True": KeyCounts(1, 1, 2)}
+    assert target.to_json()["counts"]["keys"]["True"] == {"plans": 1, "captures": 1, "replays": 2}
+
+
+def test_a_key_that_was_drawn_and_never_replayed_is_a_warning() -> None:
+    counts = Counts(replays=9, keys={"1": KeyCounts(4, 4, 9), "2": KeyCounts(3, 0, 0), "3": KeyCounts(2, 0, 0)})
+    (finding,) = never_replayed(counts)
+    assert (finding.code, finding.severity) == ("GC608", Severity.WARNING)
+    assert "key 2" in finding.message
+    assert never_replayed(Counts(keys={"1": KeyCounts(4, 4, 0)})) == []
+
+
+def test_uninitialised_elements_that_graphs_read_are_a_warning_and_constants_a_note() -> None:
+    cases = [at(5), at(9)]
+    warning, note = never_staged(ReadsUnstaged(), resolve("emulator"), cases)
+    assert (warning.code, warning.severity, warning.place) == ("GC704", Severity.WARNING, "x")
+    assert "32 of 128 elements" in warning.message
+    assert note.severity is Severity.NOTE and "columns (32 of 32 elements)" in note.message
+    (only,) = never_staged(FillsTile(), resolve("emulator"), cases)
+    assert only.severity is Severity.NOTE and "x (32 of 128 elements)" in only.message
