@@ -17,8 +17,8 @@ from graphcheck.oracle.arm import Arm, storage_key
 from graphcheck.poison import poisoned
 from graphcheck.watch import context
 
-_MOST_GRAPHS = 4
-_MOST_CASES = 40
+_MOST_GRAPHS = 3
+_MOST_CASES = 16
 
 
 @dataclass

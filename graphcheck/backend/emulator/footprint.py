@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -64,10 +64,21 @@ def _refs(value: Any) -> Iterator[Ref]:
 
 
 class Bytes:
-    """Marks on the bytes of blocks."""
+    """Marks on the bytes of blocks.
 
-    def __init__(self) -> None:
+    Args:
+        tensors: only the blocks under these device tensors are of interest; None: every block.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor] | None = None) -> None:
         self._marks: dict[Block, torch.Tensor] = {}
+        self._wanted = None
+        if tensors is not None:
+            self._wanted = {tensor._handle.block for tensor in tensors if isinstance(tensor, DeviceTensor)}
+
+    def wants(self, block: Block) -> bool:
+        """Whether the block is of interest."""
+        return self._wanted is None or block in self._wanted
 
     def mark(self, block: Block, tensor: torch.Tensor | Ref) -> None:
         """Mark the bytes of a raw view (or of its description) of the block."""
@@ -130,10 +141,12 @@ def pool_uses(nodes: Sequence[Node], pool: Any) -> list[PoolUse]:
 
 def elements_read(nodes: Sequence[Node], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """For each named device tensor, the elements that a tape reads before it wrote them, as a boolean CPU tensor."""
-    written, read = Bytes(), Bytes()
+    written, read = Bytes(tensors.values()), Bytes()
     with _raw():
         for access in accesses(nodes):
             block = access.ref.block
+            if not written.wants(block):
+                continue
             if access.writes:
                 written.mark(block, access.ref)
             elif not written.all(block, access.ref):
@@ -145,12 +158,13 @@ def elements_written(
     action: Callable[[], object], tensors: Mapping[str, torch.Tensor]
 ) -> tuple[object, dict[str, torch.Tensor]]:
     """Carry out ``action``; its result, and for each named device tensor the elements that it wrote."""
-    written = Bytes()
+    written = Bytes(tensors.values())
 
     def observe(rule: Any, targets: list[DeviceTensor], result: Any) -> None:
         with _raw():
             for tensor in targets:
-                written.mark(tensor._handle.block, tensor._raw)
+                if written.wants(tensor._handle.block):
+                    written.mark(tensor._handle.block, tensor._raw)
 
     saved, DEVICE.observer = DEVICE.observer, observe
     try:
