@@ -23,7 +23,7 @@ from graphcheck.errors import ContractError
 from graphcheck.finding import RungStatus, Severity, ranked
 from graphcheck.oracle.lockstep import Options
 from graphcheck.oracle.symptom import DIRECT, Kind, Outcome
-from graphcheck.oracle.vacuity import refused_or_empty
+from graphcheck.oracle.vacuity import never_replayed, refused_or_empty
 from graphcheck.plan import Plan
 from graphcheck.report import Report, TargetReport
 from graphcheck.runner import LocalRunner, Runner
@@ -299,7 +299,7 @@ class _Search:
                     for rung, status in self.entry.rungs.items()
                 }
         elif self.entry.stopped != "interrupted":
-            found = self.runner.influence(self.cases)
+            found = [*never_replayed(self.entry.counts), *self.runner.influence(self.cases)]
             self.entry.findings = ranked([*self.entry.findings, *found])
         self.entry.seconds["vacuity"] = time.perf_counter() - started
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,26 +20,37 @@ class Plan:
             A replay whose graph key none of them has is served by a graph captured at that key's last replay.
         replays: the cases to replay, in order.
         warmups: runs before each capture.
+        neighbour: a graph of the harness's own shares the pool. It overwrites the pool's free blocks and the outputs
+            that lie in the pool, and is replayed after each step.
+        evict: after that many replays, graphs that no later replay needs are dropped, and others get their memory.
     """
 
     captures: tuple[Case, ...]
     replays: tuple[Case, ...]
     warmups: int = 2
+    neighbour: bool = False
+    evict: int | None = None
 
     def __post_init__(self) -> None:
         if not self.captures:
             raise PlanError("a plan needs at least one capture case")
         if self.warmups < 0:
             raise PlanError(f"a plan cannot have {self.warmups} warm-ups")
+        if self.evict is not None and self.evict < 0:
+            raise PlanError(f"a plan cannot evict after {self.evict} replays")
 
     def simpler(self) -> Iterator[Plan]:
-        """Plans with one replay or capture dropped, fewer warm-ups, or one case made simpler."""
+        """Plans without an option, with one replay or capture dropped, fewer warm-ups, or one case made simpler."""
+        if self.neighbour:
+            yield replace(self, neighbour=False)
+        if self.evict is not None:
+            yield replace(self, evict=None)
         for kept in (1, 2):
             if len(self.replays) > kept + 1:
-                yield replace(self, replays=self.replays[-kept:])
+                yield self._without(range(len(self.replays) - kept))
         for index in reversed(range(len(self.replays))):
             if len(self.replays) > 1:
-                yield replace(self, replays=self.replays[:index] + self.replays[index + 1 :])
+                yield self._without((index,))
         for index in reversed(range(len(self.captures))):
             if len(self.captures) > 1:
                 yield replace(self, captures=self.captures[:index] + self.captures[index + 1 :])
@@ -53,12 +64,24 @@ class Plan:
             for candidate in case.simpler():
                 yield replace(self, captures=(*self.captures[:index], candidate, *self.captures[index + 1 :]))
 
+    def _without(self, dropped: Collection[int]) -> Plan:
+        """The plan without some replays; graphs are evicted between the same two of those that are left."""
+        replays = tuple(case for index, case in enumerate(self.replays) if index not in dropped)
+        evict = None if self.evict is None else self.evict - sum(index < self.evict for index in dropped)
+        return replace(self, replays=replays, evict=evict)
+
     def to_json(self) -> dict[str, Any]:
-        return {
+        """The plan as JSON values; options that are off are left out, as in files that are older than they."""
+        data: dict[str, Any] = {
             "captures": [case.to_json() for case in self.captures],
             "warmups": self.warmups,
             "replays": [case.to_json() for case in self.replays],
         }
+        if self.neighbour:
+            data["neighbour"] = True
+        if self.evict is not None:
+            data["evict"] = self.evict
+        return data
 
     @staticmethod
     def from_json(data: Any) -> Plan:
@@ -76,21 +99,28 @@ class Plan:
             raise MalformedFile("captures and replays of a plan must be lists of cases")
         if not isinstance(data["warmups"], int):
             raise MalformedFile(f"warmups of a plan must be a whole number, got {data['warmups']!r}")
+        neighbour, evict = data.get("neighbour", False), data.get("evict")
+        if not isinstance(neighbour, bool):
+            raise MalformedFile(f"neighbour of a plan must be true or false, got {neighbour!r}")
+        if isinstance(evict, bool) or not isinstance(evict, int | None):
+            raise MalformedFile(f"evict of a plan must be a whole number or null, got {evict!r}")
         try:
             return Plan(
                 captures=tuple(Case.from_json(case) for case in data["captures"]),
                 replays=tuple(Case.from_json(case) for case in data["replays"]),
                 warmups=data["warmups"],
+                neighbour=neighbour,
+                evict=evict,
             )
         except PlanError as error:
             raise MalformedFile(str(error)) from error
 
     def through_json(self) -> Plan:
         """The plan as a repro file would give it back."""
-        return Plan(
+        return replace(
+            self,
             captures=tuple(case.through_json() for case in self.captures),
             replays=tuple(case.through_json() for case in self.replays),
-            warmups=self.warmups,
         )
 
     @property

@@ -11,6 +11,7 @@ from graphcheck.environment import environment
 from graphcheck.finding import Finding
 from graphcheck.oracle.attribution import attribute, first_difference
 from graphcheck.oracle.lockstep import Options, run_plan
+from graphcheck.oracle.static_ranges import never_staged
 from graphcheck.oracle.symptom import Outcome
 from graphcheck.oracle.vacuity import Influence
 from graphcheck.plan import Plan
@@ -28,7 +29,7 @@ class Runner(Protocol):
         """Findings for a failing plan, cause first."""
 
     def influence(self, cases: list[Case]) -> list[Finding]:
-        """Warnings for case fields that change nothing."""
+        """Warnings and notes of a whole campaign: case fields that change nothing, static inputs that nobody stages."""
 
     def environment(self) -> dict[str, Any]:
         """Versions, device and active checks of where plans run."""
@@ -65,7 +66,8 @@ class LocalRunner:
         return findings
 
     def influence(self, cases: list[Case]) -> list[Finding]:
-        return Influence(self._component, self._backend).findings(cases)
+        influence = Influence(self._component, self._backend).findings(cases)
+        return [*influence, *never_staged(self._component, self._backend, cases)]
 
     def environment(self) -> dict[str, Any]:
         return environment(self.backend_name)

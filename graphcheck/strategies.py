@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -12,6 +14,10 @@ from hypothesis.strategies import SearchStrategy
 from graphcheck.cases import CONTENT_KINDS, TABLE_KINDS, Case, Contents, Integer, Lengths, PageTable
 from graphcheck.errors import UsageError
 from graphcheck.plan import Plan
+
+# Shares of the plans that have each option; evictions among those in which some graph has had its last replay.
+_NEIGHBOURS = 0.15
+_EVICTIONS = 0.4
 
 
 def case(**fields: SearchStrategy[Any]) -> SearchStrategy[Case]:
@@ -104,7 +110,10 @@ def plans(
     warmups: int,
     most_replays: int = 6,
 ) -> SearchStrategy[Plan]:
-    """Plans over ``cases``: one to three graphs of different keys, then three or more replays in a drawn order."""
+    """Plans over ``cases``: one to three graphs of different keys, then three or more replays in a drawn order.
+
+    Some plans also share the pool with a graph of the harness's own, and some evict graphs half way.
+    """
 
     @st.composite
     def draw_plan(draw: st.DrawFn) -> Plan:
@@ -115,9 +124,25 @@ def plans(
             if key(extra) not in keys:
                 keys.add(key(extra))
                 captures.append(extra)
-        return Plan(captures=tuple(captures), replays=tuple(replays), warmups=warmups).through_json()
+        plan = Plan(captures=tuple(captures), replays=tuple(replays), warmups=warmups).through_json()
+        return _with_options(plan, key)
 
     return draw_plan()
+
+
+def _with_options(plan: Plan, key: Callable[[Case], Hashable]) -> Plan:
+    """The plan with the options that follow from its own bits.
+
+    Drawing them would change what every later plan of the same seed holds.
+    """
+    choice = Random(plan.digest)
+    neighbour = choice.random() < _NEIGHBOURS
+    keys = [key(case) for case in plan.replays]
+    every = {*keys, *map(key, plan.captures)}
+    # Before those replays some graph has had its last.
+    idle = [number for number in range(len(keys)) if not every <= {*keys[number:]}]
+    evict = choice.choice(idle) if idle and choice.random() < _EVICTIONS else None
+    return replace(plan, neighbour=neighbour, evict=evict)
 
 
 def sample(component: Any, wanted: Callable[[Case], bool] = lambda case: True) -> Case:

@@ -66,6 +66,25 @@ class External:
     where: Location | None = None
 
 
+@dataclass(frozen=True)
+class PoolUse:
+    """What a graph does with one block of its pool.
+
+    Args:
+        address, nbytes: the block; on hardware what one kernel argument points at, of which only the address is known.
+        reads: whether it reads bytes that it did not write before in the same replay; None where that is not known.
+        writes: whether it writes there; None where that is not known.
+        reader, writer: the user's lines that first recorded it.
+    """
+
+    address: int
+    nbytes: int
+    reads: bool | None = None
+    writes: bool | None = None
+    reader: Location | None = None
+    writer: Location | None = None
+
+
 class Recording(Protocol):
     """One captured graph."""
 
@@ -108,6 +127,12 @@ class Recording(Protocol):
     def undeclared_writes(self, declared: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Device tensors (whole allocations, uint8) that the graph writes and that overlap none of ``declared``."""
 
+    def pool_uses(self) -> Sequence[PoolUse] | None:
+        """What the graph does with the blocks of its pool; None where that cannot be seen."""
+
+    def elements_read(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor] | None:
+        """By name, the elements that the graph reads before it writes them (boolean, CPU); None where unseen."""
+
     def close(self) -> None:
         """Drop the graph; its pool memory may be reused."""
 
@@ -134,6 +159,13 @@ class Backend(Protocol):
             CaptureRefused: CUDA refuses something the region does; carries the code and the user's line.
         """
 
+    def neighbour(self, pool: object, outputs: Sequence[torch.Tensor]) -> Recording | None:
+        """A graph of the harness's own in ``pool``; its replays overwrite what the pool's other users may overwrite.
+
+        That is every block that is free now, and those of ``outputs`` that lie in the pool. Its replays need no
+        order with others. None where there is no such memory.
+        """
+
     def adopt(self, record: Callable[[], Recorded]) -> Recording:
         """Take over a graph that ``record`` captures with a library of its own.
 
@@ -150,6 +182,11 @@ class Backend(Protocol):
 
     def written(self, region: Callable[[], object]) -> Sequence[torch.Tensor]:
         """Run ``region`` eagerly; the device allocations (uint8) alive before that it wrote. Empty where unseen."""
+
+    def elements_written(
+        self, action: Callable[[], object], tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[object, Mapping[str, torch.Tensor] | None]:
+        """Carry out ``action``: its result and, by name, the elements it wrote (boolean, CPU); None where unseen."""
 
     def damaged_guards(self) -> Sequence[Finding]:
         """Guard bands around device allocations that no longer hold their pattern (then rewritten)."""

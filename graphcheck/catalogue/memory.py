@@ -100,7 +100,7 @@ HAZARDS = (
         "Corruption after an unrelated graph is evicted.",
         "evict graphs one by one",
         "a workspace that outlives all graphs",
-        "cgr",
+        "cgre",
     ),
     Hazard(
         "GC501",

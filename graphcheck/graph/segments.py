@@ -11,6 +11,8 @@ import numpy as np
 
 from graphcheck.graph.nodes import Node
 
+_LARGEST_SMALL = 1 << 20
+
 STATIC, POOL, WORKSPACE, FREED, FOREIGN = "static input", "graph pool", "library workspace", "freed", "foreign"
 
 
@@ -144,3 +146,19 @@ def allocator_spans(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[
             (live if owner == FOREIGN else freed).append(Span(start, block["size"], owner))
             address = start + block["size"]
     return [live, pooled, freed]
+
+
+def pool_layout(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> tuple[list[int], AddressMap]:
+    """Sizes of a graph pool's free blocks, bytes, and a map that knows the pool's segments only."""
+    free: list[int] = []
+    spans: list[Span] = []
+    for segment in snapshot["segments"]:
+        if tuple(segment.get("segment_pool_id", (0, 0))) == tuple(pool):
+            spans.append(Span(segment["address"], segment["total_size"], POOL))
+            # A larger request would be served from the segments for large blocks.
+            most = _LARGEST_SMALL if segment.get("segment_type") == "small" else segment["total_size"]
+            for block in segment["blocks"]:
+                if block["state"] == "inactive":
+                    whole, rest = divmod(block["size"], most)
+                    free += [most] * whole + [rest] * bool(rest)
+    return free, AddressMap([spans])

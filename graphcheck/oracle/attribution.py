@@ -12,7 +12,7 @@ from graphcheck.cases import Case
 from graphcheck.component import Component
 from graphcheck.errors import CaptureRefused
 from graphcheck.finding import Finding, ranked
-from graphcheck.oracle import graph_key, host_causes, limits, padding, readiness, stale
+from graphcheck.oracle import graph_key, host_causes, limits, padding, pools, readiness, stale
 from graphcheck.oracle.arm import Arm
 from graphcheck.oracle.lockstep import Options, run_plan
 from graphcheck.oracle.symptom import DIRECT, Kind, Outcome, Symptom
@@ -64,6 +64,8 @@ class Attribution:
     def cause(self) -> Finding:
         """The finding with the cause's code, the symptom's place and values, and the interventions as evidence."""
         steps: tuple[Callable[[], Finding | None], ...] = (
+            partial(pools.neighbour, self),
+            partial(pools.eviction, self),
             self._reads_unwritten,
             partial(limits.random_stream, self),
             partial(host_causes.capture_aware, self),
@@ -73,8 +75,8 @@ class Attribution:
             self._captured_at_failing_case,
             partial(host_causes.schedule, self),
             self._refilled,
-            self._in_own_pools,
-            self._kept_output,
+            partial(pools.shared, self),
+            partial(pools.kept_output, self),
             self._sentinel,
             partial(padding.leaks, self),
             partial(limits.beyond_capacity, self),
@@ -87,12 +89,13 @@ class Attribution:
                 return finding.with_evidence(*self.tried)
         return self.symptom.finding.with_evidence(*self.tried)
 
-    def gone(self, what: str, options: Options, replays: tuple[Case, ...] | None = None) -> bool:
-        """Whether the symptom does not show under an intervention (or with other replays); remembered as evidence."""
+    def gone(self, what: str, options: Options, plan: Plan | None = None) -> bool:
+        """Whether the symptom does not show under an intervention (or with another plan); remembered as evidence."""
         if what in self._answers:
             return self._answers[what]
-        plan = self.plan if replays is None else replace(self.plan, replays=replays)
-        again = run_plan(self.component, plan, self.backend, replace(options, immediate=True, rungs=_NEEDED))
+        again = run_plan(
+            self.component, plan or self.plan, self.backend, replace(options, immediate=True, rungs=_NEEDED)
+        )
         kinds = {Kind.EAGER, Kind.CRASH, self.symptom.kind}
         gone = again.counts.replays > 0 and not again.of(*kinds) and not again.of(Kind.REFUSAL)
         self.tried.append(f"{what}: the mismatch is {'gone' if gone else 'still there'}")
@@ -168,33 +171,6 @@ class Attribution:
         if self.symptom.kind is Kind.HISTORY or self.gone("static inputs staged afresh", Options(refill=True)):
             return stale.explain(self.component, self.plan, self.symptom, self.backend)
         return None
-
-    def _in_own_pools(self) -> Finding | None:
-        if len({self.component.key(case) for case in (*self.plan.captures, *self.plan.replays)}) < 2:
-            return None
-        if not self.gone("each graph in a pool of its own", Options(own_pools=True)):
-            return None
-        return self.named(
-            "GC502",
-            f"{self.symptom.name} lies in pool memory that another graph of the pool overwrites while it is still needed",
-            "copy outputs out before another graph of the pool runs, or give the graphs separate pools",
-        )
-
-    def _kept_output(self) -> Finding | None:
-        if self.symptom.kind is not Kind.OBSERVE:
-            return None
-        if self.symptom.name in self.outcome.reissued:
-            return self.named(
-                "GC504",
-                f"{self.symptom.name} lies in memory that the region used and gave back while it was captured: the "
-                "allocator handed it out again, and each replay overwrites it",
-                "hold every block that the capture touched until the graph is dropped, or allocate from the graph's pool",
-            )
-        return self.named(
-            "GC501",
-            f"{self.symptom.name} is an output kept across replays, and each replay overwrites it",
-            "clone an output before keeping it",
-        )
 
     def _sentinel(self) -> Finding | None:
         if self.symptom.kind is not Kind.SIDE_EFFECT and not self._mutated():

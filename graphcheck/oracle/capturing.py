@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -41,7 +42,15 @@ class Graph:
     kept: dict[tuple[str, int], torch.Tensor | None] = field(default_factory=dict)
 
 
-def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome, unaware: bool = False) -> Graph | None:
+def capture(
+    arm: Arm,
+    case: Case,
+    warmups: int,
+    pool: object,
+    outcome: Outcome,
+    unaware: bool = False,
+    earlier: Sequence[Graph | None] = (),
+) -> Graph | None:
     """Warm up and capture ``arm`` at ``case``; None if the case or the capture was refused.
 
     The state that ``mutates`` declares is put back to what it was before staging, except for what ``restores``
@@ -49,6 +58,7 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome, 
 
     Args:
         unaware: the region is told that nothing is capturing.
+        earlier: the graphs captured before; what they return is declared.
     """
     component = arm.component
     initial = snapshot({name: arm.buffers[name] for name in component.mutates})
@@ -92,7 +102,8 @@ def capture(arm: Arm, case: Case, warmups: int, pool: object, outcome: Outcome, 
             outcome.notes.append(finding)
     _judge_host_buffers(recording, outcome)
     _judge_allocation(arm, recording, outcome)
-    return Graph(recording, case, _undeclared(arm, recording, outcome), changed, rebound, ambient)
+    returned = [recording, *(graph.recording for graph in earlier if graph is not None)]
+    return Graph(recording, case, _undeclared(arm, returned, outcome), changed, rebound, ambient)
 
 
 def _warm_up(arm: Arm) -> None:
@@ -235,14 +246,17 @@ def judge_growth(declared: str | int, graphs: list[Graph], outcome: Outcome) -> 
     outcome.symptoms.append(Symptom(Kind.ALLOCATION, finding))
 
 
-def _undeclared(arm: Arm, recording: Recording, outcome: Outcome) -> dict[str, torch.Tensor]:
-    """Storage that the record writes and nobody declares; a symptom for each, and the tensors to put back."""
+def _undeclared(arm: Arm, recordings: Sequence[Recording], outcome: Outcome) -> dict[str, torch.Tensor]:
+    """Storage that the first record writes and nobody declares; a symptom for each, and the tensors to put back.
+
+    What any of the records returns is declared.
+    """
     component = arm.component
     declared = [arm.buffers[name] for name in (*component.mutates, *component.scratch)]
-    declared += list(recording.outputs.values())
+    declared += [tensor for recording in recordings for tensor in recording.outputs.values()]
     named = {storage_key(tensor): name for name, tensor in reversed(list(arm.names().items()))}
     found: dict[str, torch.Tensor] = {}
-    for number, storage in enumerate(recording.undeclared_writes(declared)):
+    for number, storage in enumerate(recordings[0].undeclared_writes(declared)):
         name = named.get(storage.data_ptr(), f"storage {number}")
         found[name] = storage
         finding = Finding(

@@ -36,7 +36,10 @@ def beyond_capacity(study: Attribution) -> Finding | None:
         # A length may also cross a page size; only beyond a capacity does the region not see the difference.
         if bound < max(2, value.low) or not _blind(study, name, bound):
             continue
-        within, past = (tuple(_clamp(case, name, bound + more) for case in study.plan.replays) for more in (0, 1))
+        within, past = (
+            replace(study.plan, replays=tuple(_clamp(case, name, bound + more) for case in study.plan.replays))
+            for more in (0, 1)
+        )
         if not study.gone(f"{name} clamped to {bound}", Options(), within) or study.gone(
             f"{name} clamped to {bound + 1}", Options(), past
         ):

@@ -14,11 +14,14 @@ from graphcheck.compare import Comparator
 from graphcheck.component import Component
 from graphcheck.errors import CaptureRefused
 from graphcheck.finding import RUNGS, Finding, Severity
+from graphcheck.oracle import pool_map
 from graphcheck.oracle.arm import Arm, put_back
 from graphcheck.oracle.capturing import Graph, capture, judge_growth, refusal_finding
+from graphcheck.oracle.neighbours import Neighbours
 from graphcheck.oracle.step import Step
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 from graphcheck.plan import Plan
+from graphcheck.report import KeyCounts
 from graphcheck.watch import context, reachable
 
 ALL_RUNGS = frozenset(RUNGS)
@@ -40,6 +43,7 @@ class Options:
         host_state: the Python state that run() changes follows arm B's in arm A.
         padding: live rows and bucket: in arm A the rows of static inputs behind the live ones repeat the first.
         shared_rng: arm A starts each step from the generator state of arm B.
+        pool_map: say which graphs of the pool write where another one keeps or reads something.
     """
 
     immediate: bool = False
@@ -53,6 +57,7 @@ class Options:
     host_state: bool = False
     padding: tuple[int, int] | None = None
     shared_rng: bool = False
+    pool_map: bool = False
 
 
 def run_plan(component: Component, plan: Plan, backend: Backend, options: Options | None = None) -> Outcome:
@@ -108,6 +113,8 @@ class Lockstep:
                 # Asked once, after the last replay; a damaged guard is then looked for replay by replay.
                 guarded = "side_effects" in self.options.rungs and not self.options.immediate
                 self.differs = guarded and bool(self.backend.damaged_guards())
+                if self.options.pool_map:
+                    self.outcome.overlaps = pool_map.overlaps(graphs)
             finally:
                 for graph in graphs.values():
                     if graph is not None:
@@ -127,11 +134,14 @@ class Lockstep:
             at.setdefault(key, case)
         if self.options.capture_at is not None:
             at[self.captured.key(self.options.capture_at)] = self.options.capture_at
-        pool = self.backend.pool()
+        pool = self.pool = self.backend.pool()
         graphs: dict[Hashable, Graph | None] = {}
         for key, case in at.items():
             pool = self.backend.pool() if self.options.own_pools else pool
-            graphs[key] = capture(self.captured, case, warmups, pool, self.outcome, self.options.unaware)
+            graphs[key] = capture(
+                self.captured, case, warmups, pool, self.outcome, self.options.unaware, list(graphs.values())
+            )
+            self.outcome.counts.keys[repr(key)] = KeyCounts(int(key in late), int(graphs[key] is not None))
             if self.outcome.of(Kind.REFUSAL):
                 break
         judge_growth(self.component.allocation, [graph for graph in graphs.values() if graph], self.outcome)
@@ -140,8 +150,12 @@ class Lockstep:
 
     def _replay_all(self, graphs: dict[Hashable, Graph | None]) -> None:
         last: Step | None = None
+        keys = [self.captured.key(case) for case in self.plan.replays]
+        pool = None if self.options.own_pools else self.pool
+        neighbours = Neighbours(self.plan, self.backend, pool, graphs, keys)
         for number, case in enumerate(self.plan.replays):
-            graph = graphs.get(self.captured.key(case))
+            neighbours.before_replay(number)
+            graph = graphs.get(keys[number])
             if graph is None:
                 continue
             self.outcome.counts.cases += 1
@@ -154,8 +168,11 @@ class Lockstep:
                 self.outcome.symptoms.append(Symptom(Kind.REFUSAL, refusal_finding(refused, case, number), number))
                 break
             last = step
+            self.outcome.counts.keys[repr(keys[number])].replays += not self.outcome.of(Kind.CRASH)
+            neighbours.after_step()
             if self.outcome.of(Kind.LEDGER, Kind.CRASH) or self._mismatch():
                 break
+        neighbours.close()
         if last is not None and not self.outcome.errors:
             last.compare_history()
             self._compare_state()

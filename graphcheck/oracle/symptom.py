@@ -82,6 +82,7 @@ class Outcome:
         context: what of the ambient context was another at a replay than at the capture, in words.
         rng_apart: the first replay after which the generators of the two arms differ.
         reissued: what the consumer holds in memory that the graph writes and that is no output.
+        overlaps: which graph of the pool writes where another keeps or reads something, in words.
     """
 
     symptoms: list[Symptom] = field(default_factory=list)
@@ -94,6 +95,7 @@ class Outcome:
     context: list[str] = field(default_factory=list)
     rng_apart: int | None = None
     reissued: list[str] = field(default_factory=list)
+    overlaps: list[str] = field(default_factory=list)
 
     @property
     def errors(self) -> list[Symptom]:

@@ -13,6 +13,8 @@ from graphcheck.oracle.arm import Arm, Snapshot, clone, poison_all
 from graphcheck.report import Counts
 
 _TRIES = 12
+# Fewer cases of a key may all have been refused by chance.
+_PLANS_OF_A_KEY = 3
 
 
 def refused_or_empty(counts: Counts, refusals: list[str]) -> Finding | None:
@@ -35,6 +37,24 @@ def refused_or_empty(counts: Counts, refusals: list[str]) -> Finding | None:
             advice="narrow cases() to what stage() accepts",
         )
     return None
+
+
+def never_replayed(counts: Counts) -> list[Finding]:
+    """A warning for each graph key whose cases were drawn and whose graph never ran, where those of other keys did."""
+    if len(counts.keys) < 2 or not counts.replays:
+        return []
+    return [
+        Finding(
+            code="GC608",
+            message=f"no graph of key {key} was ever replayed: whatever serves its cases, it is no graph that was checked",
+            severity=Severity.WARNING,
+            expected=f"replays in some of the {each.plans} plans with cases of key {key}",
+            got=f"{each.captures} captures and no replay; the component refused every case of it",
+            advice="let stage() accept the cases of every key that key() gives, or leave those cases out of cases()",
+        )
+        for key, each in counts.keys.items()
+        if each.plans >= _PLANS_OF_A_KEY and not each.replays
+    ]
 
 
 class Influence:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from graphcheck.report.model import SCHEMA, Counts, Report, TargetReport
+from graphcheck.report.model import SCHEMA, Counts, KeyCounts, Report, TargetReport
 
-__all__ = ["SCHEMA", "Counts", "Report", "TargetReport"]
+__all__ = ["SCHEMA", "Counts", "KeyCounts", "Report", "TargetReport"]

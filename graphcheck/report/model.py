@@ -13,6 +13,20 @@ SCHEMA = "graphcheck-report/1"
 
 
 @dataclass
+class KeyCounts:
+    """How much was done for one graph key.
+
+    Args:
+        plans: plans in which cases of that key were drawn for a replay.
+        captures, replays: of graphs of that key.
+    """
+
+    plans: int = 0
+    captures: int = 0
+    replays: int = 0
+
+
+@dataclass
 class Counts:
     """How much was done.
 
@@ -25,6 +39,7 @@ class Counts:
         compared_bytes: bytes compared bit for bit.
         shrinks: plans run while shrinking.
         requests: requests that a trace offered; refused_requests: those that the capacity could not hold.
+        keys: the counts of each graph key, by its text.
     """
 
     plans: int = 0
@@ -36,11 +51,18 @@ class Counts:
     shrinks: int = 0
     requests: int = 0
     refused_requests: int = 0
+    keys: dict[str, KeyCounts] = field(default_factory=dict)
 
     def add(self, other: Counts) -> None:
         """Add another count to this one, in place."""
-        for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value)
+        for name, value in vars(other).items():
+            if name != "keys":
+                setattr(self, name, getattr(self, name) + value)
+        for key, theirs in other.keys.items():
+            ours = self.keys.setdefault(key, KeyCounts())
+            ours.plans += theirs.plans
+            ours.captures += theirs.captures
+            ours.replays += theirs.replays
 
 
 @dataclass

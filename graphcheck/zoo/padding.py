@@ -12,6 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from graphcheck.cases import Case
 from graphcheck.component import Buffers
 from graphcheck.errors import CaseRefused
+from graphcheck.finding import Severity
 from graphcheck.strategies import batch, case, contents, lengths
 from graphcheck.zoo import Entry
 from graphcheck.zoo.rows import ROWS, WIDTH, WithoutReference
@@ -226,7 +227,80 @@ class RefusesBeyondCapacity(ExceedsCapacity):
         super().stage(buffers, case)
 
 
+class ReadsUnstaged(WithoutReference):
+    """Rows are padded to a full tile that nothing ever fills: the answer is right as long as the mask covers it."""
+
+    tile = 32
+
+    def allocate(self, device: torch.device) -> Buffers:
+        buffers = dict(super().allocate(device).items())
+        buffers["x"] = self.rows(device)
+        buffers["columns"] = torch.arange(self.tile, dtype=torch.int32, device=device)
+        return Buffers(**buffers)
+
+    def rows(self, device: torch.device) -> torch.Tensor:
+        """The static input [rows, tile]."""
+        return torch.empty(ROWS, self.tile, device=device)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        buffers.lens.copy_(case.lens)
+        case.x.fill(buffers.x[:, :WIDTH])
+
+
+class FillsTile(ReadsUnstaged):
+    def rows(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(ROWS, self.tile, device=device)
+
+
+class ServesBucketElsewhere(WithoutReference):
+    """One bucket has no graph: its cases are refused, and the engine serves them eagerly without a word."""
+
+    without_graph: tuple[int, ...] = (4,)
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.bucket = 1
+        return super().allocate(device)
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), bucket=st.sampled_from((1, 2, 4)))
+
+    def key(self, case: Case) -> int:
+        return int(case.bucket)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        if case.bucket in self.without_graph:
+            raise CaseRefused(f"no graph for bucket {case.bucket}")
+        super().stage(buffers, case)
+        self.bucket = int(case.bucket)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        buffers.out.copy_(self.masked(buffers).sum(1) * self.bucket)
+        return {"out": buffers.out}
+
+
+class ServesEveryBucket(ServesBucketElsewhere):
+    without_graph = ()
+
+
 ZOO = [
+    Entry(
+        "GC608",
+        "serves-bucket-elsewhere",
+        ServesBucketElsewhere,
+        ServesEveryBucket,
+        "the cases of one graph key are never replayed",
+        severity=Severity.WARNING,
+    ),
+    Entry(
+        "GC704",
+        "reads-unstaged",
+        ReadsUnstaged,
+        FillsTile,
+        "a tile is read that neither allocation nor any staging filled",
+        severity=Severity.WARNING,
+        backends=("emulator",),
+        reason="which elements a kernel reads is known of the recorded torch operations only",
+    ),
     Entry("GC701", "cuts-to-bucket", CutsToBucket, RefusesLargerBatch, "a batch larger than the bucket is cut"),
     Entry("GC702", "stale-tail", StaleTail, FilledTail, "padding rows keep the previous batch's lengths"),
     Entry("GC703", "valid-sentinel", ValidSentinel, DummySlot, "slot -1 wraps to the last slot"),

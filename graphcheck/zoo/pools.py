@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,6 +105,88 @@ class ServesOnTwoStreams(SharesPool):
 
 class ServesInTurn(ServesOnTwoStreams):
     waits = True
+
+
+class HandsOutBoth(WithoutReference):
+    """Each of two graphs returns an output of its own, and the consumer needs both; only its own graphs run in between.
+
+    The outputs overlap with nothing that the two graphs write, so all is well until somebody else is given the pool.
+    """
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.wide = False
+        self.latest: dict[bool, torch.Tensor] = {}
+        return super().allocate(device)
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), wide=st.booleans())
+
+    def key(self, case: Case) -> bool:
+        return bool(case.wide)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        self.wide = bool(case.wide)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        rows = self.masked(buffers)
+        return {"out": torch.cat([rows] * (64 if self.wide else 32), 1)}
+
+    def observe(self, buffers: Buffers, outputs: Mapping[str, torch.Tensor]) -> Any:
+        self.latest[self.wide] = self.keep(outputs["out"])
+        return {str(key): value for key, value in sorted(self.latest.items())}
+
+    def keep(self, output: torch.Tensor) -> torch.Tensor:
+        """What the consumer holds on to."""
+        return output
+
+
+class HandsOutCopies(HandsOutBoth):
+    def keep(self, output: torch.Tensor) -> torch.Tensor:
+        return output.clone()
+
+
+class SharesWorkspace(WithoutReference):
+    """The first capture allocates the workspace that later graphs take from a cache; the cache does not own it."""
+
+    def allocate(self, device: torch.device) -> Buffers:
+        self.cached: Any = None
+        self.doubled = False
+        return super().allocate(device)
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), doubled=st.booleans())
+
+    def key(self, case: Case) -> bool:
+        return bool(case.doubled)
+
+    def stage(self, buffers: Buffers, case: Case) -> None:
+        super().stage(buffers, case)
+        self.doubled = bool(case.doubled)
+
+    def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
+        work = self.workspace(buffers)
+        torch.mul(self.masked(buffers), 2 if self.doubled else 1, out=work)
+        buffers.out.copy_(work.sum(1))
+        return {"out": buffers.out} if self.doubled else {"out": buffers.out, "work": work}
+
+    def workspace(self, buffers: Buffers) -> torch.Tensor:
+        """Scratch [rows, width] for the region."""
+        work: torch.Tensor | None = self.cached() if self.cached is not None else None
+        if work is None:
+            work = torch.empty_like(buffers.x)
+            self.cached = weakref.ref(work)
+        return work
+
+
+class OwnsWorkspace(SharesWorkspace):
+    scratch = ("work",)
+
+    def allocate(self, device: torch.device) -> Buffers:
+        return Buffers(**dict(super().allocate(device).items()), work=torch.empty(ROWS, WIDTH, device=device))
+
+    def workspace(self, buffers: Buffers) -> torch.Tensor:
+        return buffers.work
 
 
 class AllocatesInside(MaskedSum):
@@ -221,8 +304,22 @@ class SharesOutput(KeepsOutputOfEach):
 
 
 ZOO = [
+    Entry(
+        "GC411",
+        "shares-workspace",
+        SharesWorkspace,
+        OwnsWorkspace,
+        "a cached workspace belongs to the graph that was captured first, and goes with it",
+    ),
     Entry("GC501", "keeps-output", KeepsOutput, ClonesOutput, "an output is kept across replays"),
     Entry("GC502", "shares-pool", SharesPool, CopiesOut, "an output is needed after another graph of its pool ran"),
+    Entry(
+        "GC502",
+        "hands-out-both",
+        HandsOutBoth,
+        HandsOutCopies,
+        "outputs are needed after another component's graph ran in the pool",
+    ),
     Entry(
         "GC503",
         "serves-on-two-streams",

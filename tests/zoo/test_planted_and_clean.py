@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,10 +72,14 @@ def test_clean_twin_is_silent(entry: Entry) -> None:
 
 
 def with_less(plan: Plan) -> Iterator[Plan]:
-    """The plan with one replay dropped, and with one length halved."""
+    """The plan with one option off, with one replay dropped, and with one length halved."""
+    if plan.neighbour:
+        yield replace(plan, neighbour=False)
+    if plan.evict is not None:
+        yield replace(plan, evict=None)
     if len(plan.replays) > 1:
         for index in range(len(plan.replays)):
-            yield Plan(plan.captures, plan.replays[:index] + plan.replays[index + 1 :], plan.warmups)
+            yield replace(plan, replays=plan.replays[:index] + plan.replays[index + 1 :])
     for group in ("captures", "replays"):
         cases = getattr(plan, group)
         for index, case in enumerate(cases):
@@ -87,8 +92,4 @@ def with_less(plan: Plan) -> Iterator[Plan]:
                     if half < length:
                         fewer = type(value)((*values[:row], half, *values[row + 1 :]), value.low, value.high)
                         changed = (*cases[:index], case.replaced(**{name: fewer}), *cases[index + 1 :])
-                        yield Plan(
-                            changed if group == "captures" else plan.captures,
-                            changed if group == "replays" else plan.replays,
-                            plan.warmups,
-                        )
+                        yield replace(plan, **{group: changed})

@@ -16,11 +16,12 @@ from graphcheck.backend.cuda.oplog import Log, OperatorLog, bytes_of
 from graphcheck.backend.cuda.recording import CudaRecording
 from graphcheck.backend.cuda.refusal import is_exhausted
 from graphcheck.backend.cuda.watch import Watch
+from graphcheck.backend.overwriting import overwriting
 from graphcheck.backend.protocol import Recording
 from graphcheck.component import Recorded
 from graphcheck.errors import ComponentRaised, GraphcheckError
 from graphcheck.finding import Finding
-from graphcheck.graph.segments import active_blocks
+from graphcheck.graph.segments import active_blocks, pool_layout
 
 T = TypeVar("T")
 
@@ -75,6 +76,12 @@ class CudaBackend:
 
         outputs = self._watched(watch, captured)
         return CudaRecording(graph, outputs, watch)
+
+    def neighbour(self, pool: Any, outputs: Sequence[torch.Tensor]) -> Recording | None:
+        self.synchronize()
+        free, segments = pool_layout({"segments": torch.cuda.memory_snapshot()}, pool)
+        inside = [tensor for tensor in outputs if tensor.is_cuda and segments.find(tensor.data_ptr()) is not None]
+        return self.record(overwriting(free, inside, self.device), pool) if free or inside else None
 
     def adopt(self, record: Callable[[], Recorded]) -> Recording:
         watch = Watch()
@@ -131,6 +138,11 @@ class CudaBackend:
         with OperatorLog(log, capturing=False):
             region()
         return [bytes_of(touched) for touched in log.externals.values() if touched.writes and touched.alive]
+
+    def elements_written(
+        self, action: Callable[[], object], tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[object, Mapping[str, torch.Tensor] | None]:
+        return action(), None
 
     def damaged_guards(self) -> Sequence[Finding]:
         return self._guards.damaged()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ _ADVICE = {
     "GC402": "keep every input with the graph for as long as it is replayed",
     "GC403": "copy the new contents into the existing storage, or capture again",
     "GC404": "size the buffer for the most that will ever be asked before the first capture",
+    "GC411": "allocate it before the first capture and keep it, or drop all graphs of the pool together",
     "GC407": "keep the host buffer with the graph, or copy before capture",
 }
 
@@ -32,11 +33,13 @@ class Ledger:
     """The external addresses of one graph and the names that held them at capture.
 
     Args:
-        touched: by address, what the graph reads or writes outside its pool.
+        touched: by address, what the graph reads or writes and did not allocate itself.
+        pooled: whether an address lies in the graph's pool, where only captures allocate.
     """
 
-    def __init__(self, touched: Mapping[int, Touched]) -> None:
+    def __init__(self, touched: Mapping[int, Touched], pooled: Callable[[int], bool]) -> None:
         self._touched = dict(touched)
+        self._pooled = pooled
         self._names: dict[int, dict[str, _Name]] = {}
 
     def add(self, address: int, nbytes: int, storage: StorageWeakRef, where: Location | None) -> None:
@@ -67,7 +70,8 @@ class Ledger:
                 name, before = next(iter(moved.items()))
                 found.append(_moved(name, before, names[name], touched))
             elif touched.storage.expired():
-                found.append(_died(touched, next(iter(held), "")))
+                workspace = touched.writes and touched.tag == "device" and self._pooled(address)
+                found.append(_evicted(touched) if workspace else _died(touched, next(iter(held), "")))
         return found
 
 
@@ -92,6 +96,19 @@ def _moved(name: str, before: _Name, now: torch.Tensor, touched: Touched) -> Fin
         expected=f"{name} at 0x{touched.address:x} ({before.nbytes} bytes)",
         got=f"0x{_address(now):x} ({nbytes} bytes); the old memory is {alive}",
         advice=_ADVICE[code],
+    )
+
+
+def _evicted(touched: Touched) -> Finding:
+    return Finding(
+        code="GC411",
+        message=f"the workspace that the graph uses ({touched.nbytes} bytes) was allocated by the capture of another "
+        "graph, and freed with that graph",
+        where=touched.where,
+        place=f"0x{touched.address:x}",
+        expected="a workspace that outlives every graph that uses it",
+        got="no tensor holds that memory any more",
+        advice=_ADVICE["GC411"],
     )
 
 

@@ -13,7 +13,7 @@ from graphcheck.backend.cuda.features import features
 from graphcheck.backend.cuda.ledger import Ledger
 from graphcheck.backend.cuda.oplog import bytes_of
 from graphcheck.backend.cuda.watch import Watch
-from graphcheck.backend.protocol import Allocation, External, Operation
+from graphcheck.backend.protocol import Allocation, External, Operation, PoolUse
 from graphcheck.errors import EnvironmentUnable, ReplayFailed
 from graphcheck.finding import Finding
 from graphcheck.graph.launches import launches
@@ -29,6 +29,7 @@ from graphcheck.graph.segments import (
     active_blocks,
     allocator_spans,
     argument_words,
+    pool_layout,
 )
 
 # A graph's generator seed and offset take one smallest block each.
@@ -55,7 +56,7 @@ class CudaRecording:
         self._allocations = watch.allocations(outputs)
         self._peak = watch.peak()
         self._blocks = watch.blocks
-        self._ledger = Ledger(self._log.externals)
+        self._ledger = Ledger(self._log.externals, self._pooled)
         self._named: dict[str, tuple[int, int]] = {}
         # Read before the first replay: instantiation keeps the graph, and argument memory belongs to it.
         self.nodes: list[Node] = _nodes(graph)
@@ -85,6 +86,13 @@ class CudaRecording:
         named = [Span(start, nbytes, STATIC, name) for name, (start, nbytes) in self._named.items()]
         pool = self._graph.pool() if self._graph is not None else (0, 0)
         return AddressMap([_disjoint(named), *allocator_spans({"segments": torch.cuda.memory_snapshot()}, pool)])
+
+    def _pooled(self, address: int) -> bool:
+        """Whether an address lies in the graph's pool now."""
+        if self._graph is None:
+            return False
+        _, segments = pool_layout({"segments": torch.cuda.memory_snapshot()}, self._graph.pool())
+        return segments.find(address) is not None
 
     def classed_words(self) -> list[Word]:
         """Every argument word that lies in device memory, with its class; the graph cannot be replayed afterwards.
@@ -165,8 +173,19 @@ class CudaRecording:
             if touched.writes and touched.tag == "device" and touched.address not in held and touched.alive
         ]
 
+    def pool_uses(self) -> Sequence[PoolUse] | None:
+        """One use for each kernel argument that points into the pool; what a kernel does there is not known."""
+        if self._graph is None or not self.nodes:
+            return None
+        words = self.addresses.words(self.nodes)
+        return [PoolUse(word.address, 1) for word in words if word.span.owner == POOL]
+
+    def elements_read(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor] | None:
+        return None
+
     def close(self) -> None:
-        """Drop the graph."""
+        """Drop the graph and its share in its outputs."""
+        self.outputs = {}
         if self._graph is not None:
             self._graph.reset()
             self._graph = None

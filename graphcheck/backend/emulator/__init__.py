@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphcheck.backend.emulator import graphs, surface
+from graphcheck.backend.emulator import footprint, graphs, surface
 from graphcheck.backend.emulator.compared import first_difference
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.generator import GENERATORS
@@ -22,6 +22,7 @@ from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.recording import EmulatedRecording, abandon
 from graphcheck.backend.emulator.streams import CAPTURING, StreamContext
 from graphcheck.backend.emulator.tensor import CUDA, DeviceTensor, of_block
+from graphcheck.backend.overwriting import overwriting
 from graphcheck.backend.protocol import Recording
 from graphcheck.component import Recorded
 from graphcheck.errors import EnvironmentUnable, UsageError
@@ -69,6 +70,20 @@ class EmulatorBackend:
                 raise
             return graphs.end(capture, outputs)
 
+    def neighbour(self, pool: object, outputs: Sequence[torch.Tensor]) -> EmulatedRecording | None:
+        """A graph that overwrites the free blocks of ``pool`` and those of ``outputs`` that lie there."""
+        if not isinstance(pool, Pool):
+            raise UsageError("neighbour: the pool must come from this backend's pool()")
+        sizes = [block.capacity for block in pool.vacant]
+        inside = [
+            tensor for tensor in outputs if isinstance(tensor, DeviceTensor) and tensor._handle.block.pool is pool
+        ]
+        if not sizes and not inside:
+            return None
+        recording = self.record(overwriting(sizes, inside, self.device), pool)
+        recording.ordered = False
+        return recording
+
     def adopt(self, record: Callable[[], Recorded]) -> Recording:
         """Raises EnvironmentUnable: what another library captures cannot be seen without a GPU."""
         raise EnvironmentUnable(
@@ -98,6 +113,12 @@ class EmulatorBackend:
         finally:
             DEVICE.observer = saved
         return list(found.values())
+
+    def elements_written(
+        self, action: Callable[[], object], tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[object, Mapping[str, torch.Tensor] | None]:
+        """Carry out ``action``; its result and the elements of the named tensors that it wrote."""
+        return footprint.elements_written(action, tensors)
 
     def damaged_guards(self) -> Sequence[Finding]:
         """Findings for guard bands that lost their pattern, which is written again."""

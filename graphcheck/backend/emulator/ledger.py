@@ -102,6 +102,8 @@ def _moved(touch: Touch, owner: Owner, names: Mapping[str, torch.Tensor]) -> Fin
 
 
 def _died(touch: Touch) -> Finding:
+    if touch.writes and touch.block.bereft == touch.generation:
+        return _evicted(touch)
     host = touch.block.tag != "device"
     use = "writes" if touch.writes and not touch.reads else "reads"
     return Finding(
@@ -116,6 +118,20 @@ def _died(touch: Touch) -> Finding:
         advice="keep the tensor with the graph"
         if not host
         else "keep the host buffer with the graph, or copy before it",
+    )
+
+
+def _evicted(touch: Touch) -> Finding:
+    return Finding(
+        code="GC411",
+        message=(
+            f"the workspace that the graph uses ({touch.nbytes} bytes at {touch.block.address:#x}) was allocated by the "
+            "capture of another graph, and freed when that graph was dropped"
+        ),
+        where=touch.where,
+        expected="a workspace that outlives every graph that uses it",
+        got="no owner",
+        advice="allocate the workspace before the first capture and keep it, or drop all graphs of the pool together",
     )
 
 

@@ -38,6 +38,7 @@ class Block:
         users: the number of live graphs that hold its address.
         handle: weak reference to what keeps the allocation alive.
         null: whether the owner gave its memory away while views of it live on.
+        bereft: the generation that a graph left behind in its pool and that was alive when the graph was dropped.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class Block:
         "alive",
         "arena",
         "backing",
+        "bereft",
         "capacity",
         "generation",
         "handle",
@@ -79,6 +81,7 @@ class Block:
         self.users = 0
         self.alive = True
         self.null = False
+        self.bereft = -1
         self.poisoned_at = -1
         self.handle: weakref.ref[Handle] | None = None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from graphcheck.backend.emulator import replay
+from graphcheck.backend.emulator import footprint, replay
 from graphcheck.backend.emulator.capture import Birth, Capture
 from graphcheck.backend.emulator.device import DEVICE
 from graphcheck.backend.emulator.ledger import Ledger
@@ -17,7 +17,7 @@ from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.pinned import PINNED
 from graphcheck.backend.emulator.streams import WIDEST, unjoined
 from graphcheck.backend.emulator.tensor import DeviceTensor, of_block
-from graphcheck.backend.protocol import Allocation, External, Operation
+from graphcheck.backend.protocol import Allocation, External, Operation, PoolUse
 from graphcheck.errors import CaptureRefused, ReplayFailed
 from graphcheck.finding import Finding, Severity
 
@@ -28,6 +28,9 @@ class EmulatedRecording:
     Args:
         capture: finished.
         outputs: what the region returned, by name; None where the caller keeps outputs to himself.
+
+    Attributes:
+        ordered: whether its replays count among those that must not overlap.
     """
 
     def __init__(self, capture: Capture, outputs: Mapping[str, torch.Tensor] | None) -> None:
@@ -52,9 +55,10 @@ class EmulatedRecording:
                     self._findings.append(_escaped(birth))
         self._steps: list[Any] | None = None
         self.closed = False
+        self.ordered = True
         for birth in capture.births:
             birth.block.users += 1
-        self._born = [birth.block for birth in capture.births]
+        self._born = list(capture.births)
         capture.pool.watch = None
 
     def __del__(self) -> None:
@@ -76,7 +80,8 @@ class EmulatedRecording:
             )
         replay.run(self.steps(), self.nodes)
         self.pool.replays += 1
-        ORDER.replay(self.pool, self._blocks, self._sources)
+        if self.ordered:
+            ORDER.replay(self.pool, self._blocks, self._sources)
 
     def steps(self) -> list[Any]:
         """The calls, bound on first use."""
@@ -119,6 +124,12 @@ class EmulatedRecording:
                 found.append(of_block(block, torch.uint8, (block.nbytes,), (1,)))
         return found
 
+    def pool_uses(self) -> Sequence[PoolUse]:
+        return footprint.pool_uses(self.nodes, self.pool)
+
+    def elements_read(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        return footprint.elements_read(self.nodes, tensors)
+
     def close(self) -> None:
         """Drop the graph; its memory may be reused."""
         if self.closed:
@@ -134,8 +145,10 @@ class EmulatedRecording:
                     PINNED.forget(block)
                 elif block.pool is None:
                     HEAP.forget(block)
-        for block in self._born:
-            block.users -= 1
+        for birth in self._born:
+            birth.block.users -= 1
+            if not birth.freed:
+                birth.block.bereft = birth.generation
         self._born = []
 
 

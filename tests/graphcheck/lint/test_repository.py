@@ -20,13 +20,15 @@ NOT_STATIC = {
     "GC207": {"fans-out"},  # how many streams are too many is a count of the graph's branches
     "GC312": {"reads-uniform-stride", "msa-keeps-staged-table"},
     "GC405": {"msa-builds-on-first-use"},
+    "GC411": {"shares-workspace"},  # which graph dies first
     "GC504": {"borrows-from-arena"},  # who else is given the block is the arena's doing
     "GC505": {"over-budget", "msa-expands-all-heads"},
     "GC506": {"keeps-output-of-each"},  # bytes over all graphs
     "GC605": {"calibrates-three-times"},  # how many warm-up runs suffice
     "GC606": {"drops-graph-inside"},  # when the collector runs
+    "GC608": {"serves-bucket-elsewhere"},  # what is never replayed
     "GC701": {"cuts-to-bucket"},  # a cut batch looks like a selected one
-    "GC704": {"leaks-unwritten"},
+    "GC704": {"leaks-unwritten", "reads-unstaged"},
     "GC706": {"exceeds-capacity"},  # how large a case gets
     "GC803": {"draws-on-request"},  # what the eager engine draws
     "GC951": {"sums-another-way"},  # the last bits of two right sums
