@@ -142,6 +142,8 @@ class Backend(Protocol):
 
     name: str
     device: torch.device
+    # Whether a plan's neighbour and evictions are carried out; elsewhere such a plan runs without them.
+    pool_options: bool
 
     def active(self) -> AbstractContextManager[None]:
         """Make ``device`` usable inside the block; everything is undone when it is left."""

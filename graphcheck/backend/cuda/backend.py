@@ -34,6 +34,8 @@ class CudaBackend:
     """
 
     name = "cuda"
+    # Written below, and not yet run on hardware.
+    pool_options = False
 
     def __init__(self) -> None:
         features()

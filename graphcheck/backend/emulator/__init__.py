@@ -33,6 +33,7 @@ class EmulatorBackend:
     """The emulated device as a backend."""
 
     name = "emulator"
+    pool_options = True
 
     def __init__(self) -> None:
         self.device = CUDA
