@@ -1,0 +1,10 @@
+"""The passes of a decode step as Triton kernels, behind the interface of `msa.ops`; operators ``torch.ops.msa_triton.*``.
+
+Importing this package imports triton; importing msa does not. The portable operators stay what these are checked
+against. Written for Hopper (sm_90) and Triton 3.6; they also run in Triton's interpreter.
+"""
+
+from msa.ops.triton.proxy_score import proxy_score
+from msa.ops.triton.select_pages import select_pages
+
+__all__ = ["proxy_score", "select_pages"]
