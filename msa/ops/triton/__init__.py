@@ -6,5 +6,6 @@ against. Written for Hopper (sm_90) and Triton 3.6; they also run in Triton's in
 
 from msa.ops.triton.proxy_score import proxy_score
 from msa.ops.triton.select_pages import select_pages
+from msa.ops.triton.sparse_gqa import sparse_gqa
 
 __all__ = ["proxy_score", "select_pages"]

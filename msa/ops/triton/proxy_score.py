@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from msa.ops.triton.launch import check_aligned, needs_wide, opaque, power_of_two
-from msa.ops.triton.tile import dependency_wait, load_page, page_address, product
+from msa.ops.triton.tile import as_operand, dependency_wait, load_page, page_address, product
 
 # Programs in flight: a page is a program's smallest unit and pages share nothing, so neither number changes a bit.
 PROGRAMS = 4096
@@ -47,10 +47,7 @@ def _score_pages(
     last = length - Q + column // HEADS
     address = request.to(tl.int64) * Q * HEADS * D + column[None, :] * D + dim[:, None]
     queries = tl.load(index_q + address, mask=real[None, :] & inside[:, None], other=0.0)
-    if index_k.dtype.element_ty == tl.float8e4nv:
-        queries = queries.to(tl.bfloat16)
-    else:
-        queries = queries.to(index_k.dtype.element_ty)
+    queries = as_operand(queries, index_k)
     row = request.to(tl.int64) * Q + column // HEADS
     target = ((column % HEADS) * score_rows.to(tl.int64) + row) * width
     for page in tl.range(tl.program_id(1), count, tl.num_programs(1), num_stages=STAGES):

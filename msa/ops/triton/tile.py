@@ -59,3 +59,20 @@ def page_step(peak, norm, total, queries, keys, values, seen, scale, MASKED: tl.
     norm = norm * shrink + tl.sum(weights, axis=1)
     part = product(weights.to(queries.dtype), values.to(queries.dtype), WIDE)
     return grown, norm, total * shrink[:, None] + part
+
+
+@triton.jit
+def as_operand(tile, cache):
+    """The tile in the dtype that products with this cache are made in: the cache's own, or bf16 where that is fp8."""
+    if cache.dtype.element_ty == tl.float8e4nv:
+        return tile.to(tl.bfloat16)
+    else:
+        return tile.to(cache.dtype.element_ty)
+
+
+@triton.jit
+def load_queries(q, row, head, real, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Queries [M, BLOCK_D] of rows (int64) and heads [M]; zero where not ``real`` [M]."""
+    dim = tl.arange(0, BLOCK_D)
+    address = (row * HEADS + head)[:, None] * D + dim[None, :]
+    return tl.load(q + address, mask=real[:, None] & (dim < D)[None, :], other=0.0)
