@@ -1,4 +1,4 @@
-"""The last step of a split attention: partial softmaxes of each row, added in one fixed order."""
+"""The last step of a split attention: partial softmaxes of each row, added in one fixed tree."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ def store_partial(
     tl.store(totals + place[:, None] * D + dim[None, :], total, mask=some[:, None] & (dim < D)[None, :])
 
 
+@triton.jit
+def store_empty(peaks, place, real):
+    """The parts at ``place`` int64 [M] have no token."""
+    tl.store(peaks + place, float("-inf"), mask=real)
+
+
 @triton.jit(do_not_specialize=["value_scale"])
 def _merge(
     out,
@@ -46,24 +52,20 @@ def _merge(
 ):
     dependency_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
-    first = row * PARTS
-    dim = tl.arange(0, BLOCK_D)
-    inside = dim < D
     part = tl.arange(0, BLOCK_PARTS)
-    peak = tl.max(tl.load(peaks + first + part, mask=part < PARTS, other=float("-inf")), axis=0)
-    peak = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.zeros([BLOCK_D], tl.float32)
-    norm = tl.zeros([], tl.float32)
-    for index in tl.range(0, PARTS):
-        mine = tl.load(peaks + first + index)
-        # A part without tokens adds +0, which leaves every bit of a sum that began at +0; its scratch is not read.
-        stored = tl.where(mine == float("-inf"), 0, D)
-        share = tl.exp2(mine - peak)
-        norm += tl.load(norms + first + index, mask=stored > 0, other=0.0) * share
-        total += tl.load(totals + (first + index) * D + dim, mask=dim < stored, other=0.0) * share
+    dim = tl.arange(0, BLOCK_D)
+    place = row * PARTS + part
+    mine = tl.load(peaks + place, mask=part < PARTS, other=float("-inf"))
+    # A part without tokens counts as +0, and its scratch is not read.
+    some = mine != float("-inf")
+    peak = tl.max(mine, axis=0)
+    share = tl.exp2(mine - tl.where(peak == float("-inf"), 0.0, peak))
+    norm = tl.sum(tl.load(norms + place, mask=some, other=0.0) * share, axis=0)
+    whole = tl.load(totals + place[:, None] * D + dim[None, :], mask=some[:, None] & (dim < D)[None, :], other=0.0)
+    total = tl.sum(whole * share[:, None], axis=0)
     # Not `norm > 0`: a NaN among the live values must reach the output.
-    result = tl.where(norm == 0.0, 0.0, total / norm * value_scale)
-    tl.store(out + row * D + dim, result.to(out.dtype.element_ty), mask=inside)
+    result = tl.where(norm == 0.0, 0.0, total / tl.where(norm == 0.0, 1.0, norm) * value_scale)
+    tl.store(out + row * D + dim, result.to(out.dtype.element_ty), mask=dim < D)
 
 
 def merge(
@@ -74,7 +76,7 @@ def merge(
     value_scale: float,
     pdl: bool,
 ) -> None:
-    """``out[r, h]`` is the softmax that the parts of (r, h) make up, added in the order of the parts; +0 if all are empty.
+    """``out[r, h]`` is the softmax that the parts of (r, h) make up, added in one fixed tree; +0 if all are empty.
 
     One launch, grid (T * Hq).
 
@@ -100,6 +102,6 @@ def merge(
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
         PDL=pdl,
-        num_warps=1,
+        num_warps=1 if parts <= 8 else 4,
         launch_pdl=pdl,
     )

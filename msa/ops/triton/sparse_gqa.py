@@ -271,7 +271,7 @@ def _sparse_gqa(
         STAGES=2,
         WIDE=needs_wide(_attend, k_cache.dtype),
         PDL=pdl,
-        num_warps=8 if lines > 64 else 4,
+        num_warps=8 if lines > 32 else 4,
         launch_pdl=pdl,
     )
     merge(out, peaks, norms, totals, v_scale, pdl)
@@ -307,8 +307,8 @@ def sparse_gqa(
     Two launches. The first, grid (B, Hkv, parts + rows), makes partial softmaxes in fp32: part s of a row holds those
     of the entries 4s to 4s + 3 of its list whose page it sees in full, and the last part the page that it sees in
     part. A program walks the union of its rows' pages in ascending order and reads each page once; a row takes a page
-    in only if its own list has it. The second adds the parts in order. What a part holds follows from the row's own
-    list, so a request's bits depend on nothing else; an empty part leaves every bit as it is.
+    in only if its own list has it. The second adds the parts in one fixed tree. What a part holds follows from the row's own
+    list, so a request's bits depend on nothing else.
 
     Tokens that a row does not see and pages that it did not select cannot reach it, NaN or not.
 
