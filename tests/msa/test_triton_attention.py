@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from msa import ops as portable
+from msa import reference
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("no GPU; test_triton_in_a_child runs these in Triton's interpreter", allow_module_level=True)
-pytest.importorskip("triton", reason="the kernels need triton, which is not installed")
-
-from msa import ops as portable
-from msa import reference
-from msa.ops import triton as kernels
-from msa.ops.triton.partials import Partials
+kernels = pytest.importorskip("msa.ops.triton", reason="the kernels need triton, which is not installed")
+Partials = pytest.importorskip(
+    "msa.ops.triton.partials", reason="the kernels need triton, which is not installed"
+).Partials
 
 torch.set_num_threads(1)
 DEVICE = "cpu" if INTERPRETED else "cuda"

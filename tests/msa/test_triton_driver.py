@@ -10,15 +10,16 @@ import os
 import pytest
 import torch
 
+from msa import DecodeDriver, Geometry, PagedCache, answer
+from msa.errors import CapacityExceeded, GeometryError
+from msa.scene import Scene
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("no GPU; test_triton_in_a_child runs these in Triton's interpreter", allow_module_level=True)
-pytest.importorskip("triton", reason="the kernels need triton, which is not installed")
-
-from msa import DecodeDriver, Geometry, PagedCache, answer
-from msa.errors import CapacityExceeded, GeometryError
-from msa.ops.triton.partials import Partials
-from msa.scene import Scene
+Partials = pytest.importorskip(
+    "msa.ops.triton.partials", reason="the kernels need triton, which is not installed"
+).Partials
 
 torch.set_num_threads(1)
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -193,13 +194,12 @@ def test_a_shared_workspace_serves_every_bucket_and_never_grows():
     partials = Partials(4, 4, 33, 32, DEVICE)
     for batch in (1, 2):
         DecodeDriver(sizes(2, **one), batch, 2, DEVICE, kernels="triton", partials=partials)
-    with pytest.raises(CapacityExceeded, match="6 rows of 4 heads .* the workspace holds 528"):
+    with pytest.raises(CapacityExceeded, match=r"6 rows of 4 heads .* the workspace holds 528"):
         DecodeDriver(sizes(3, **one), 3, 2, DEVICE, kernels="triton", partials=partials)
 
 
 def test_a_new_variant_is_refused_inside_a_capture(monkeypatch):
-    from msa.ops.triton import passes
-
+    passes = pytest.importorskip("msa.ops.triton.passes")
     step = Step(sizes(1, q_heads=4, kv_heads=1, index_heads=1), 1, {1: 20}, "triton").run()
     refused = []
     monkeypatch.setattr(passes, "refuse_while_capturing", refused.append)

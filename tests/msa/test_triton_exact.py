@@ -10,17 +10,16 @@ import os
 import pytest
 import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not INTERPRETED and not torch.cuda.is_available():
-    pytest.skip("no GPU; test_triton_in_a_child runs these in Triton's interpreter", allow_module_level=True)
-pytest.importorskip("triton", reason="the kernels need triton, which is not installed")
-
 from msa import ops as portable
 from msa.bench import small
 from msa.errors import GeometryError, ShapeMismatch
 from msa.ladder import Ladder
-from msa.ops import triton as kernels
 from msa.overlap import correct_lengths
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("no GPU; test_triton_in_a_child runs these in Triton's interpreter", allow_module_level=True)
+kernels = pytest.importorskip("msa.ops.triton", reason="the kernels need triton, which is not installed")
 
 torch.set_num_threads(1)
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -45,7 +44,8 @@ def chosen(scores: torch.Tensor, valid: torch.Tensor, top_k: int, init: int, loc
 
 
 @pytest.mark.parametrize(
-    ("width", "top_k", "init", "local"), [(3, 4, 0, 1), (10, 4, 1, 2), (127, 16, 0, 1), (200, 4, 0, 1), (1500, 16, 1, 1)]
+    ("width", "top_k", "init", "local"),
+    [(3, 4, 0, 1), (10, 4, 1, 2), (127, 16, 0, 1), (200, 4, 0, 1), (1500, 16, 1, 1)],
 )
 def test_selection_equals_the_portable_order(width, top_k, init, local):
     draw = torch.Generator().manual_seed(width)
@@ -201,5 +201,5 @@ def test_correction_and_plan_in_one_launch_equal_the_two_steps():
 def test_views_that_would_compile_another_variant_are_refused():
     scores, query, cache, table, kv_lens = score_case(1, [20])
     store = torch.empty(query.numel() + 1, device=DEVICE)
-    with pytest.raises(ShapeMismatch, match="index_q .*modulo 16: 4"):
+    with pytest.raises(ShapeMismatch, match=r"index_q .*modulo 16: 4"):
         kernels.proxy_score(scores, store[1:].view(query.shape), cache, table, kv_lens, 1)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from msa.ops.triton.launch import check_aligned, opaque, power_of_two
+from msa.ops.triton.launch import check_aligned, launch_options, opaque, power_of_two
 from msa.ops.triton.tile import dependency_wait
 
 
@@ -82,8 +82,7 @@ def _launch(
         PAIR=len(caches) > 1,
         INDEX=len(caches) > 2,
         PDL=pdl,
-        num_warps=1 if heads == 1 else 4,
-        launch_pdl=pdl,
+        **launch_options(1 if heads == 1 else 4, pdl),
     )
 
 

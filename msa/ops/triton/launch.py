@@ -50,3 +50,8 @@ def needs_wide(kernel: object, dtype: torch.dtype) -> bool:
     The interpreter multiplies the bit patterns of bf16 as integers.
     """
     return dtype is torch.float32 or not isinstance(kernel, triton.JITFunction)
+
+
+def launch_options(num_warps: int, pdl: bool) -> dict[str, object]:
+    """Options of a launch. What a compiler's environment could change, and with it bits, is said here."""
+    return {"num_warps": num_warps, "launch_pdl": pdl, "enable_fp_fusion": True}

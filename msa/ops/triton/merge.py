@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from msa.ops.triton.launch import check_aligned, power_of_two
+from msa.ops.triton.launch import check_aligned, launch_options, power_of_two
 from msa.ops.triton.tile import dependency_wait
 
 
@@ -102,6 +102,5 @@ def merge(
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
         PDL=pdl,
-        num_warps=1 if parts <= 8 else 4,
-        launch_pdl=pdl,
+        **launch_options(1 if parts <= 8 else 4, pdl),
     )

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from msa.geometry import Geometry
-from msa.ops.triton.launch import opaque
+from msa.ops.triton.launch import launch_options, opaque
 from msa.ops.triton.tile import dependency_wait
 
 BLOCK = 128
@@ -107,8 +107,7 @@ def _launch(
         CORRECT=correct,
         BLOCK=BLOCK,
         PDL=pdl,
-        num_warps=4,
-        launch_pdl=pdl,
+        **launch_options(4, pdl),
     )
 
 

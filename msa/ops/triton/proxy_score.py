@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from msa.ops.triton.launch import check_aligned, needs_wide, opaque, power_of_two
+from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
 from msa.ops.triton.tile import as_operand, dependency_wait, load_page, page_address, product
 
 # Programs in flight: a page is a program's smallest unit and pages share nothing, so neither number changes a bit.
@@ -95,8 +95,7 @@ def _proxy_score(
         STAGES=3,
         WIDE=needs_wide(_score_pages, index_k.dtype),
         PDL=pdl,
-        num_warps=4,
-        launch_pdl=pdl,
+        **launch_options(4, pdl),
     )
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from msa.errors import GeometryError
-from msa.ops.triton.launch import check_aligned, opaque, power_of_two
+from msa.ops.triton.launch import check_aligned, launch_options, opaque, power_of_two
 from msa.ops.triton.tile import dependency_wait
 
 MOST_WIDTH = 8192
@@ -132,8 +132,7 @@ def _select_pages(
         MIDDLE=min(large, 8 * small),
         LARGE=large,
         PDL=pdl,
-        num_warps=4,
-        launch_pdl=pdl,
+        **launch_options(4, pdl),
     )
 
 

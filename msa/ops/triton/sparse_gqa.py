@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from msa.ops.triton.launch import check_aligned, needs_wide, opaque, power_of_two
+from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
 from msa.ops.triton.merge import merge, store_partial
 from msa.ops.triton.partials import Partials, check_partials
 from msa.ops.triton.tile import as_operand, dependency_wait, load_page, load_queries, page_address, page_step
@@ -271,8 +271,7 @@ def _sparse_gqa(
         STAGES=2,
         WIDE=needs_wide(_attend, k_cache.dtype),
         PDL=pdl,
-        num_warps=8 if lines > 32 else 4,
-        launch_pdl=pdl,
+        **launch_options(8 if lines > 32 else 4, pdl),
     )
     merge(out, peaks, norms, totals, v_scale, pdl)
 
