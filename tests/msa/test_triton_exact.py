@@ -172,7 +172,8 @@ def test_lengths_and_slots_equal_the_portable_plan(qo_len):
     lengths = [0, 1, qo_len - 1, qo_len, 15, 16, 17, 31, 32, 33, 66, 160, 159, 161, 200, 2]
     sizes = small(bucket=16)
     table = torch.randperm(160, generator=torch.Generator().manual_seed(3)).view(16, 10).int()
-    table[2], table[4, 1:], table[11, 5], table[10, 3] = -1, 10**9, 160, -9
+    # Entries that no row needs, and three that rows need but that are no pages of the pool.
+    table[2, 1:], table[4, 1:], table[11, 9], table[10, 4], table[8, 1] = -1, 10**9, 160, -9, 2**31 - 1
     kv_lens, table = on(*lengths), table.to(DEVICE)
     planned, expected = (Ladder(sizes, 16, qo_len, DEVICE) for _ in range(2))
     kernels.plan_ladder(
