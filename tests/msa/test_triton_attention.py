@@ -100,8 +100,8 @@ def test_each_row_attends_to_its_own_pages_only(length, lists):
     case = Case(length, lists)
     out = case.sparse()
     for row, pages in enumerate(lists):
-        assert torch.allclose(out[row].double(), case.right(row, pages=pages), rtol=0, atol=2e-6)
-    assert torch.allclose(out, case.sparse(portable.sparse_gqa), rtol=0, atol=2e-6)
+        assert torch.allclose(out[row].double(), case.right(row, pages=pages), rtol=0, atol=5e-6)
+    assert torch.allclose(out, case.sparse(portable.sparse_gqa), rtol=0, atol=5e-6)
     empty = [row for row, pages in enumerate(lists) if not pages]
     assert bool((out[empty] == 0).all()) and not bool(out[empty].signbit().any())
 
@@ -128,11 +128,18 @@ def test_the_pages_of_other_rows_change_no_bit():
     assert torch.equal(shared[1], mixed[1])
 
 
+def test_dense_rows_that_end_in_different_pages():
+    case = Case(338, [[0]] * 4)
+    out = case.dense()
+    for row in range(4):
+        assert torch.allclose(out[row].double(), case.right(row), rtol=0, atol=5e-6)
+
+
 def test_dense_attention_over_many_parts():
     case = Case(WIDTH * PAGE - 3, [[0]] * 2)
     out = case.dense()
     for row in range(2):
-        assert torch.allclose(out[row].double(), case.right(row), rtol=0, atol=2e-6)
+        assert torch.allclose(out[row].double(), case.right(row), rtol=0, atol=5e-6)
     narrow = Case(50, [[0]] * 3)
     wide = narrow.dense()
     narrow.table = narrow.table[:, :4]

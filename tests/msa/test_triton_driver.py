@@ -145,7 +145,7 @@ def test_a_step_is_right_and_equals_the_portable_one_where_that_is_exact(qo_len,
     dense = answer.dense_out(step.scene, caches["k_cache"], caches["v_cache"], host["q"])
     for got, expected in ((step.driver.out, sparse), (step.dense, dense)):
         # The interpreter rounds to bf16 towards zero.
-        assert torch.allclose(got.cpu().double(), expected, rtol=0, atol=3e-2 if loose else 2e-6)
+        assert torch.allclose(got.cpu().double(), expected, rtol=0, atol=3e-2 if loose else 5e-6)
     for got, name in ((step.driver.out, "out"), (step.dense, "dense")):
         empty = torch.tensor([extent == 0 for extent in step.scene.extents()], device=DEVICE)
         assert bool(empty.any()), name
