@@ -271,9 +271,13 @@ class DecodeDriver:
         return self.attend_dense(q, cache, out)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor that the driver owns, by name; their addresses never change."""
+        """Every tensor that the driver uses from step to step, by name; their addresses never change."""
         ladder = self.ladder
-        return {
+        workspace = {}
+        if self.triton is not None:
+            partials = self.triton.partials
+            workspace = {"peaks": partials.peaks, "norms": partials.norms, "totals": partials.totals}
+        return workspace | {
             "kv_lens": self.kv_lens,
             "page_table": self.page_table,
             "row_requests": ladder.row_requests,
