@@ -1,4 +1,4 @@
-"""msa: the sparse-attention decode driver of MiniMax-M3, portable.
+"""msa: the sparse-attention decode driver of MiniMax-M3, portable, with Triton kernels behind the same interface.
 
 State is passed in, buffers are allocated once, nothing is global and nothing is read from the environment.
 Importing the package is light; the names below load torch on first use.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +14,12 @@ from msa.geometry import Geometry
 from msa.ladder import Ladder
 from msa.ops import dense_attention, kv_write, proxy_score, select_pages, sparse_gqa
 from msa.paging import pad_rows
+
+if TYPE_CHECKING:
+    from msa.ops.triton.partials import Partials
+    from msa.ops.triton.passes import TritonPasses
+
+KERNELS = ("portable", "triton")
 
 
 class DecodeDriver:
@@ -29,6 +36,10 @@ class DecodeDriver:
         device: where the buffers live.
         kv_lens, page_table: inputs that the engine owns, for instance views that the drivers of all buckets share;
             allocated here if left out.
+        kernels: "portable" for the torch operators, "triton" for the kernels in ``msa.ops.triton`` (needs triton and a
+            GPU, or Triton's interpreter). Call `prepare` before the first capture.
+        partials: with "triton", a workspace that the drivers of all buckets share; allocated here if left out.
+        pdl: with "triton", programmatic dependent launches.
 
     Attributes:
         kv_lens: [B] int32, device, tokens, the Q new ones included. Input.
@@ -37,10 +48,11 @@ class DecodeDriver:
         scores: [Hidx, T, W] fp32, device; columns behind a row's valid pages are never written.
         page_ids: [T, Hkv, K] int32, device.
         out: [T, Hq, D] dtype, device: the default output.
+        triton: the Triton passes; None with portable operators.
 
     Raises:
         CaptureRefused: the current stream is capturing.
-        GeometryError: ``qo_len`` is out of range.
+        GeometryError: ``qo_len`` is out of range, or there are no such kernels.
         BatchTooLarge: ``batch`` is out of range.
         ShapeMismatch: an input that was passed has the wrong shape or dtype.
     """
@@ -54,8 +66,13 @@ class DecodeDriver:
         *,
         kv_lens: torch.Tensor | None = None,
         page_table: torch.Tensor | None = None,
+        kernels: str = "portable",
+        partials: Partials | None = None,
+        pdl: bool = False,
     ) -> None:
         refuse_while_capturing("decode state")
+        if kernels not in KERNELS:
+            raise GeometryError(f"kernels {kernels!r}, expected one of {', '.join(KERNELS)}")
         if not 1 <= qo_len <= geometry.max_qo_len:
             raise GeometryError(f"qo_len {qo_len}, expected 1..{geometry.max_qo_len}; use the eager API for extends")
         if not 1 <= batch <= geometry.max_batch:
@@ -76,6 +93,45 @@ class DecodeDriver:
         self.scores = torch.zeros(geometry.index_heads, rows, geometry.max_pages, device=device)
         self.page_ids = torch.full((rows, geometry.kv_heads, geometry.top_k), -1, dtype=torch.int32, device=device)
         self.out = torch.zeros(rows, geometry.q_heads, geometry.head_dim, dtype=geometry.dtype, device=device)
+        self.triton: TritonPasses | None = None
+        if kernels == "triton":
+            # Triton reads its mode when it is imported, and portable users need not have it.
+            from msa.ops.triton.passes import TritonPasses
+
+            self.triton = TritonPasses(geometry, rows, device, partials=partials, pdl=pdl)
+
+    def prepare(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        index_q: torch.Tensor,
+        index_k: torch.Tensor,
+        cache: PagedCache,
+        out: torch.Tensor | None = None,
+    ) -> None:
+        """Every kernel that a layer with such buffers launches is compiled and loaded; before the first capture.
+
+        The kernels run once on lengths of zero: derived fields and outputs are overwritten, of the cache only the dummy
+        page is. Portable operators need no preparation.
+
+        Args:
+            q, k, v, index_q, index_k, cache, out: the step's own buffers, as in `sparse_layer`.
+
+        Raises:
+            CaptureRefused: the current stream is capturing.
+        """
+        refuse_while_capturing("decode kernels")
+        if self.triton is None:
+            return
+        lengths = self.kv_lens.clone()
+        accepted = torch.full_like(lengths, self.qo_len)
+        self.triton.correct_and_plan(self.ladder, self.kv_lens, self.page_table, torch.zeros_like(lengths), accepted)
+        self.plan()
+        self.sparse_layer(q, k, v, index_q, index_k, cache, out)
+        self.dense_layer(q, k, v, PagedCache(cache.k, cache.v), out)
+        self.kv_lens.copy_(lengths)
+        self.plan()
 
     def stage(self, kv_lens: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         """Lengths and page table hold this batch, and neutral values behind it; in place, from the host.
@@ -95,6 +151,9 @@ class DecodeDriver:
 
     def plan(self) -> None:
         """Every derived field follows from ``kv_lens`` and ``page_table``; device only, idempotent."""
+        if self.triton is not None:
+            self.triton.plan_ladder(self.ladder, self.kv_lens, self.page_table)
+            return
         self.ladder.plan(self.kv_lens, self.page_table)
 
     @capture_safe(dynamic=("k", "v", "index_k"), static=("self",), out=("cache",))
@@ -109,10 +168,13 @@ class DecodeDriver:
         Raises:
             ShapeMismatch: index keys without an index cache, or the other way round.
         """
-        kv_write(cache.k, k, self.ladder.slots)
-        kv_write(cache.v, v, self.ladder.slots)
         if (index_k is None) != (cache.index_k is None):
             raise ShapeMismatch("index keys and an index cache belong together; dense layers have neither")
+        if self.triton is not None:
+            self.triton.kv_write_layer(cache.k, cache.v, cache.index_k, k, v, index_k, self.ladder.slots)
+            return
+        kv_write(cache.k, k, self.ladder.slots)
+        kv_write(cache.v, v, self.ladder.slots)
         if index_k is not None and cache.index_k is not None:
             kv_write(cache.index_k, index_k, self.ladder.slots)
 
@@ -125,20 +187,23 @@ class DecodeDriver:
         """
         if cache.index_k is None:
             raise ShapeMismatch("this cache has no index keys; allocate it with sparse=True")
-        proxy_score(self.scores, index_q, cache.index_k, self.page_table, self.kv_lens, self.qo_len)
+        score = proxy_score if self.triton is None else self.triton.proxy_score
+        score(self.scores, index_q, cache.index_k, self.page_table, self.kv_lens, self.qo_len)
         return self.scores
 
     def select(self) -> torch.Tensor:
         """Selected pages of the step, in ``page_ids``, from ``scores``; device only."""
         geometry = self.geometry
-        select_pages(self.page_ids, self.scores, self.ladder.valid_pages, geometry.init_pages, geometry.local_pages)
+        select = select_pages if self.triton is None else self.triton.select_pages
+        select(self.page_ids, self.scores, self.ladder.valid_pages, geometry.init_pages, geometry.local_pages)
         return self.page_ids
 
     @capture_safe(dynamic=("q", "cache"), static=("self",), out=("out",))
     def attend_sparse(self, q: torch.Tensor, cache: PagedCache, out: torch.Tensor | None = None) -> torch.Tensor:
         """Attention over ``page_ids``, in ``out``. ``q`` and ``out`` [T, Hq, D] dtype, device."""
         out = self.out if out is None else out
-        sparse_gqa(
+        attend = sparse_gqa if self.triton is None else self.triton.sparse_gqa
+        attend(
             out,
             q,
             cache.k,
@@ -162,7 +227,8 @@ class DecodeDriver:
         """
         out = self.out if out is None else out
         table = self.page_table.narrow(1, 0, self.geometry.dense_pages)
-        dense_attention(out, q, cache.k, cache.v, table, self.kv_lens, self.qo_len, self.geometry.scale, heads_at_once)
+        attend = dense_attention if self.triton is None else self.triton.dense_attention
+        attend(out, q, cache.k, cache.v, table, self.kv_lens, self.qo_len, self.geometry.scale, heads_at_once)
         return out
 
     @capture_safe(dynamic=("q", "k", "v", "index_q", "index_k", "cache"), static=("self",), out=("out",))
@@ -205,9 +271,13 @@ class DecodeDriver:
         return self.attend_dense(q, cache, out)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor that the driver owns, by name; their addresses never change."""
+        """Every tensor that the driver uses from step to step, by name; their addresses never change."""
         ladder = self.ladder
-        return {
+        workspace = {}
+        if self.triton is not None:
+            partials = self.triton.partials
+            workspace = {"peaks": partials.peaks, "norms": partials.norms, "totals": partials.totals}
+        return workspace | {
             "kv_lens": self.kv_lens,
             "page_table": self.page_table,
             "row_requests": ladder.row_requests,

@@ -1,0 +1,140 @@
+"""Proxy scores as one kernel: each page of index keys is read once for all query rows of its request."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
+from msa.ops.triton.tile import as_operand, dependency_wait, load_page, page_address, product
+
+# Programs in flight: a page is a program's smallest unit and pages share nothing, so neither number changes a bit.
+PROGRAMS = 4096
+MOST_PER_REQUEST = 512
+
+
+@triton.jit(do_not_specialize=["kv_lens", "page_table", "width", "score_rows", "pages"])
+def _score_pages(
+    scores,
+    index_q,
+    index_k,
+    page_table,
+    kv_lens,
+    width,
+    score_rows,
+    pages,
+    Q: tl.constexpr,
+    HEADS: tl.constexpr,
+    N: tl.constexpr,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    STAGES: tl.constexpr,
+    WIDE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    dependency_wait(PDL)
+    request = tl.program_id(0)
+    length = tl.load(kv_lens + request)
+    count = tl.minimum((length + P - 1) // P, width)
+    column = tl.arange(0, N)
+    token = tl.arange(0, P)
+    dim = tl.arange(0, BLOCK_D)
+    real = column < Q * HEADS
+    inside = dim < D
+    # Column t * HEADS + h is row t of the request under index head h, which is how the queries lie in memory.
+    last = length - Q + column // HEADS
+    address = request.to(tl.int64) * Q * HEADS * D + column[None, :] * D + dim[:, None]
+    queries = tl.load(index_q + address, mask=real[None, :] & inside[:, None], other=0.0)
+    queries = as_operand(queries, index_k)
+    row = request.to(tl.int64) * Q + column // HEADS
+    target = ((column % HEADS) * score_rows.to(tl.int64) + row) * width
+    for page in tl.range(tl.program_id(1), count, tl.num_programs(1), num_stages=STAGES):
+        physical = tl.load(page_table + request.to(tl.int64) * width + page)
+        physical = tl.minimum(tl.maximum(physical, 0), pages - 1)
+        keys = load_page(index_k, page_address(physical, 1, 0, P, D, BLOCK_D), inside, D, BLOCK_D, False)
+        products = product(keys.to(queries.dtype), queries, WIDE)
+        seen = page * P + token[:, None] <= last[None, :]
+        # The hardware's maximum drops NaN; a live NaN must show, and selection ranks it last.
+        broken = tl.max((seen & (products != products)).to(tl.int32), axis=0)
+        best = tl.max(tl.where(seen & (products == products), products, float("-inf")), axis=0)
+        best = tl.where(broken > 0, float("nan"), best)
+        tl.store(scores + target + page, best, mask=real & (page * P <= last))
+
+
+def _proxy_score(
+    scores: torch.Tensor,
+    index_q: torch.Tensor,
+    index_k: torch.Tensor,
+    page_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    qo_len: int,
+    pdl: bool,
+) -> None:
+    check_aligned(scores=scores, index_q=index_q, index_k=index_k)
+    heads, score_rows, width = scores.shape
+    batch = page_table.shape[0]
+    pages, _, page_size, dim = index_k.shape
+    per_request = max(1, min(width, MOST_PER_REQUEST, PROGRAMS // batch))
+    _score_pages[(batch, per_request)](
+        scores,
+        index_q,
+        index_k,
+        page_table,
+        kv_lens,
+        width,
+        score_rows,
+        pages,
+        Q=qo_len,
+        HEADS=heads,
+        N=power_of_two(qo_len * heads, 16),
+        P=page_size,
+        D=dim,
+        BLOCK_D=power_of_two(dim, 16),
+        STAGES=3,
+        WIDE=needs_wide(_score_pages, index_k.dtype),
+        PDL=pdl,
+        **launch_options(4, pdl),
+    )
+
+
+_operator = opaque(
+    "proxy_score(Tensor(a!) scores, Tensor index_q, Tensor index_k, Tensor page_table, Tensor kv_lens, int qo_len, "
+    "bool pdl) -> ()",
+    _proxy_score,
+)
+
+
+def proxy_score(
+    scores: torch.Tensor,
+    index_q: torch.Tensor,
+    index_k: torch.Tensor,
+    page_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    qo_len: int,
+    *,
+    pdl: bool = False,
+) -> None:
+    """``scores[h, r, j]`` is the maximum of ``index_q[r, h] . index_k`` over the tokens of page j that row r sees.
+
+    What `msa.ops.proxy_score` says holds here: pages that a row does not see keep the bits that ``scores`` had, a live
+    NaN gives NaN, and an index scale is left out because it cannot change a ranking.
+
+    One launch, grid (B, programs per request). Programs of a request stride over its pages, up to its own length, so a
+    capacity far above the live length costs nothing but empty programs.
+
+    Args:
+        scores: [Hidx, rows >= B * Q, W] fp32, device; written in place.
+        index_q: [B * Q, Hidx, D] any float dtype, device; converted to the keys' dtype (bf16 for fp8 keys).
+        index_k: [pages, 1, P, D] bf16, fp16, fp32 or fp8 e4m3, device.
+        page_table: [B, W] int32, device, contiguous; entries that no row sees may hold anything.
+        kv_lens: [B] int32, device, tokens, the Q new ones included; 0 for padding rows.
+        qo_len: Q.
+        pdl: launch as a programmatic dependent of the kernel before.
+
+    Read live: queries, keys, table and lengths. Frozen at capture: B, Q, W, all other shapes, and the grid.
+
+    Source: the work split of vLLM, ``models/minimax_m3/common/ops/index_topk.py``.
+    """
+    _operator(scores, index_q, index_k, page_table, kv_lens, qo_len, pdl)

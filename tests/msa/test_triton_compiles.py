@@ -1,0 +1,109 @@
+"""The kernels compile for Hopper at the sizes of MiniMax-M3, with the arguments that the driver gives them; no GPU.
+
+The interpreter takes Python that Triton's compiler refuses, so running there is not enough.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from msa import DecodeDriver, Geometry, PagedCache
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter does not compile", allow_module_level=True)
+triton = pytest.importorskip("triton", reason="the kernels need triton, which is not installed")
+
+SHARED_MEMORY = 227 * 1024
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float8_e4m3fn: "*fp8e4nv",
+}
+
+
+def kind(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+class Launches:
+    """Compiles instead of launching; remembers what every variant needs."""
+
+    def __init__(self) -> None:
+        self.compiled: dict[tuple[str, str], object] = {}
+
+    def run(self, kernel, *given, grid, warmup, **named):
+        options = {name: named.pop(name) for name in ("num_warps", "launch_pdl", "enable_fp_fusion") if name in named}
+        arguments = {**dict(zip(kernel.arg_names, given, strict=False)), **named}
+        fixed = {
+            name: value for name, value in named.items() if kernel.params[kernel.arg_names.index(name)].is_constexpr
+        }
+        signature = {name: "constexpr" if name in fixed else kind(arguments[name]) for name in kernel.arg_names}
+        variant = (f"{kernel.module}.{kernel.__name__}", repr((signature, fixed, options)))
+        if variant in self.compiled:
+            return
+        free = set(kernel.do_not_specialize or ())
+        aligned = {
+            (place,): [["tt.divisibility", 16]]
+            for place, name in enumerate(kernel.arg_names)
+            if signature[name].startswith("*") and name not in free
+        }
+        places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
+        source = triton.compiler.ASTSource(kernel, signature, places, aligned)
+        target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+        self.compiled[variant] = triton.compile(source, target=target, options=options)
+
+
+@pytest.fixture
+def launches(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    log = Launches()
+    monkeypatch.setattr(triton.JITFunction, "run", lambda kernel, *given, **named: log.run(kernel, *given, **named))
+    return log
+
+
+def prepare(parallel: int, qo_len: int, stored: torch.dtype, pdl: bool, bucket: int = 2) -> None:
+    geometry = Geometry.m3(parallel, max_batch=bucket, max_pages=8191 + bucket % 2, num_pages=4)
+    driver = DecodeDriver(geometry, bucket, qo_len, "cpu", kernels="triton", pdl=pdl)
+
+    def new(heads: int) -> torch.Tensor:
+        return torch.zeros(bucket * qo_len, heads, 128, dtype=torch.bfloat16)
+
+    made = PagedCache.allocate(geometry, "cpu")
+    cache = PagedCache(made.k.to(stored), made.v.to(stored), made.index_k.to(stored))
+    kv_heads = geometry.kv_heads
+    driver.prepare(new(geometry.q_heads), new(kv_heads), new(kv_heads), new(kv_heads), new(1), cache)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "qo_len", "stored", "pdl"),
+    [(1, 8, torch.bfloat16, True), (8, 1, torch.float8_e4m3fn, False)],
+    ids=["tp1-q8-bf16-pdl", "tp8-q1-fp8"],
+)
+def test_every_variant_of_a_driver_compiles_for_hopper(launches, parallel, qo_len, stored, pdl):
+    prepare(parallel, qo_len, stored, pdl)
+    names = [name.rsplit(".", 2)[-2:] for name, _ in launches.compiled]
+    assert sorted(".".join(name) for name in names) == [
+        "dense_attention._attend",
+        "kv_write._write",
+        "kv_write._write",
+        "merge._merge",
+        "merge._merge",
+        "plan_ladder._plan",
+        "plan_ladder._plan",
+        "proxy_score._score_pages",
+        "select_pages._select",
+        "sparse_gqa._attend",
+    ]
+    for compiled in launches.compiled.values():
+        assert compiled.metadata.shared <= SHARED_MEMORY
+        assert ("griddepcontrol.wait" in compiled.asm["ptx"]) is pdl
+    # Neither the bucket nor the lengths nor the table make another variant.
+    prepare(parallel, qo_len, stored, pdl, bucket=7)
+    assert len(launches.compiled) == len(names)
