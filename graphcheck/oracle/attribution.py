@@ -30,9 +30,9 @@ def attribute(component: Component, plan: Plan, backend: Backend, outcome: Outco
     no intervention. A replay that is not deterministic cannot be compared, so it comes before all else.
     """
     found = [symptom.finding for symptom in outcome.symptoms]
-    direct = [symptom.finding for symptom in outcome.errors if symptom.kind in DIRECT]
+    direct = [symptom for symptom in outcome.errors if symptom.kind in DIRECT]
     if direct or outcome.of(Kind.DETERMINISM):
-        return ranked([*direct, *found])
+        return ranked([*(graph_key.of_another(component, plan, backend, each) for each in direct), *found])
     symptom = _leading(outcome)
     if symptom is None:
         return ranked(found)
@@ -132,6 +132,13 @@ class Attribution:
                 f"warm-up runs advance {names}, and nobody puts it back before the first replay",
                 "declare it in mutates (the harness restores it), or save and restore it in around_warmup",
                 f"changed by warm-up: {names}",
+            )
+        left = host_causes.left_by_warmup(self)
+        if left:
+            return self.named(
+                "GC310",
+                f"around_warmup leaves {', '.join(left[:4])} behind, and the capture goes by it",
+                "put back what warm-up or capture forces, on cached copies too, before the capture",
             )
         missing = self._missing_operations()
         evidence = [f"in the first call only: {', '.join(missing[:6])}"] if missing else []

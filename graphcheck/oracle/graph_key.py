@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from graphcheck.backend.protocol import Backend
 from graphcheck.cases import Case, Contents, Integer, Lengths, PageTable
 from graphcheck.component import Component
 from graphcheck.finding import Finding
+from graphcheck.oracle.lockstep import Options, run_plan
+from graphcheck.oracle.symptom import Kind, Symptom
+from graphcheck.plan import Plan
 from graphcheck.watch.differential import baked
 
 if TYPE_CHECKING:
     from graphcheck.oracle.attribution import Attribution
+
+
+def of_another(component: Component, plan: Plan, backend: Backend, symptom: Symptom) -> Finding:
+    """The symptom's finding; GC311 instead of GC401 if the address moved only because the graph of another key was
+    captured as well."""
+    found = symptom.finding
+    if found.code != "GC401" or symptom.step is None:
+        return found
+    if len({component.key(case) for case in (*plan.captures, *plan.replays)}) < 2:
+        return found
+    alone = only(component, plan, component.key(plan.replays[symptom.step]))
+    again = run_plan(component, alone, backend, Options(immediate=True, rungs=frozenset({"eager"})))
+    if not again.counts.replays or again.of(Kind.LEDGER):
+        return found
+    return replace(
+        found,
+        code="GC311",
+        message=f"capturing the graph of another key replaces {found.place}, which this graph goes on reading",
+        advice="store what a graph reads under the whole graph key",
+    ).with_evidence("without the graphs of other keys: the address stays")
+
+
+def only(component: Component, plan: Plan, key: Hashable) -> Plan:
+    """The plan without what belongs to other graph keys."""
+    replays = tuple(case for case in plan.replays if component.key(case) == key)
+    captures = tuple(case for case in plan.captures if component.key(case) == key)
+    return replace(plan, captures=captures or replays[-1:], replays=replays, evict=None)
 
 
 def refined(study: Attribution, first: Case, found: Finding) -> Finding:

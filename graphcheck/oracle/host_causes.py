@@ -71,6 +71,19 @@ def _changed_by_hooks(study: Attribution) -> list[str]:
     return [] if left else hooked
 
 
+def left_by_warmup(study: Attribution) -> list[str]:
+    """Plain Python state, with its value, that entering and leaving `around_warmup` leaves changed or new."""
+    with study.backend.active():
+        arm = Arm(study.component, study.backend)
+        if arm.stage(study.plan.captures[0]) is not None:
+            return []
+        before = reachable.plain_state(arm.component)
+        with arm.component.around_warmup(arm.buffers):
+            pass
+        after = reachable.plain_state(arm.component)
+    return [f"{name} = {value}" for name, value in after.items() if before.get(name) != value]
+
+
 def schedule(study: Attribution) -> Finding | None:
     """GC309 if an eager arm that went through the earlier steps records other numbers for the same case."""
     step = study.symptom.step or 0
@@ -80,7 +93,8 @@ def schedule(study: Attribution) -> Finding | None:
     if fresh is None or lived is None:
         return None
     found = baked(fresh, lived, ("the first step", f"step {step}"))
-    if not found:
+    # Another place or extent is no schedule: an allocator of the component's may go by its history, too.
+    if not found or found[0].code not in ("GC301", "GC303"):
         return None
     first = found[0]
     study.tried.append(f"the same case recorded at the first step and at step {step}: the records differ")

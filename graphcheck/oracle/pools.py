@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphcheck.finding import Finding
+from graphcheck.oracle import graph_key
 from graphcheck.oracle.lockstep import Options, run_plan
 from graphcheck.oracle.symptom import Kind
 
@@ -69,6 +70,14 @@ def kept_output(study: Attribution) -> Finding | None:
             f"{study.symptom.name} lies in memory that the region used and gave back while it was captured: the "
             "allocator handed it out again, and each replay overwrites it",
             "hold every block that the capture touched until the graph is dropped, or allocate from the graph's pool",
+        )
+    key = study.component.key(study.case)
+    alone = graph_key.only(study.component, study.plan, key)
+    if alone != study.plan and study.gone("without the graphs of other keys", Options(), alone):
+        return study.named(
+            "GC504",
+            f"{study.symptom.name} lies in memory that was given to the graph of another key as well",
+            "hold every block that a graph uses until the graph is dropped, or allocate from the graphs' pool",
         )
     return study.named(
         "GC501",

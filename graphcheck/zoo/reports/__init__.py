@@ -10,8 +10,6 @@ MODULES = (lengths, plans, addresses, staging, warmup, padding, effects, streams
 ZOO = [entry for module in MODULES for entry in module.ZOO]
 UNDETECTED: list[Undetected] = [
     *plans.UNDETECTED,
-    *addresses.UNDETECTED,
-    *streams.UNDETECTED,
 ]
 # By number: the cause, and why no component on one emulated device shows it.
 ELSEWHERE = {

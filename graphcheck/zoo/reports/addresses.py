@@ -13,7 +13,6 @@ from graphcheck.component import Buffers
 from graphcheck.strategies import case, contents, integers, lengths
 from graphcheck.zoo import Entry
 from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, PAGE, B, DecodeAttention
-from graphcheck.zoo.reports.entry import Undetected
 
 EXPERTS = 3
 
@@ -368,16 +367,11 @@ ZOO = [
         ChecksCopySource,
         "the source of a copy slides inside its buffer and is not in the key",
     ),
-]
-UNDETECTED = [
-    Undetected(
-        Entry(
-            "GC311",
-            "b049-two-variants-share-metadata-slot",
-            SharesMetadataSlot,
-            SlotForEachVariant,
-            "metadata is stored by batch size and replaced by the capture of the other variant",
-        ),
-        "GC401 leads: needs a detector that sees that the capture of another key replaced the tensor.",
+    Entry(
+        "GC311",
+        "b049-two-variants-share-metadata-slot",
+        SharesMetadataSlot,
+        SlotForEachVariant,
+        "metadata is stored by batch size and replaced by the capture of the other variant",
     ),
 ]

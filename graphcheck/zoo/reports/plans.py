@@ -311,6 +311,13 @@ ZOO = [
         EncodesEachBatch,
         "a host-built descriptor holds the rows of the batch at capture",
     ),
+    Entry(
+        "GC310",
+        "b039-forced-sampling-survives-capture",
+        KeepsForcedSampling,
+        ClearsForcedSampling,
+        "a flag forced for warm-up stays on a cached copy",
+    ),
 ]
 UNDETECTED = [
     Undetected(
@@ -322,15 +329,5 @@ UNDETECTED = [
             "the planner writes an entry a real tile, the graph launches a padded grid",
         ),
         "GC702 leads, with the table's tail: needs a detector that compares the launched grid with the planned one.",
-    ),
-    Undetected(
-        Entry(
-            "GC310",
-            "b039-forced-sampling-survives-capture",
-            KeepsForcedSampling,
-            ClearsForcedSampling,
-            "a flag forced for warm-up stays on a cached copy",
-        ),
-        "GC602 leads: needs a comparison of host flags before warm-up and at capture.",
     ),
 ]
