@@ -65,7 +65,10 @@ class Watch:
 
         def note(phase: str, info: dict[str, int]) -> None:
             if phase == "start":
-                alive[:] = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, torch.cuda.CUDAGraph)]
+                # By type: asking a dead proxy for its class raises.
+                found = [each for each in gc.get_objects() if issubclass(type(each), torch.cuda.CUDAGraph)]
+                alive[:] = map(weakref.ref, found)
+                found.clear()
             elif any(each() is None for each in alive):
                 self._collections.append(_collected(info.get("generation", 2)))
 
