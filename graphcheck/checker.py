@@ -79,8 +79,14 @@ def conclude(
     entry.findings = ranked(merge_notes(findings, outcome.notes))
     entry.plan = plan.to_json()
     if out is not None:
-        tokens = getattr(component, "graphcheck_tokens", None)
-        entry.repro = repro.write(out, entry.target, runner.backend_name, plan, findings, tokens)
+        entry.repro = write_repro(entry, component, out)
+
+
+def write_repro(entry: TargetReport, component: Component, folder: Path) -> Path:
+    """Write the entry's failing plan and findings into ``folder``."""
+    plan, tokens = Plan.from_json(entry.plan), getattr(component, "graphcheck_tokens", None)
+    found = [finding for finding in entry.findings if finding.severity is not Severity.NOTE]
+    return repro.write(folder, entry.target, entry.backend, plan, found, tokens)
 
 
 def merge_rungs(entry: TargetReport, component: Component, outcome: Outcome) -> None:

@@ -17,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 
 from graphcheck import repro
 from graphcheck.cases import Case
-from graphcheck.checker import conclude, instance, merge_notes, merge_rungs
+from graphcheck.checker import conclude, instance, merge_notes, merge_rungs, write_repro
 from graphcheck.component import Component
 from graphcheck.errors import ContractError
 from graphcheck.finding import RungStatus, Severity, ranked
@@ -139,7 +139,8 @@ class _Search:
             raise ContractError(
                 f"{self.component.title}.cases returned {type(drawn).__name__}; return graphcheck.case(...)"
             )
-        return plans_of(drawn, self.component.key, self.component.warmup)
+        pool_options = self.runner.pool_options
+        return plans_of(drawn, self.component.key, self.component.warmup, pool_options=pool_options)
 
     def run(
         self,
@@ -184,7 +185,10 @@ class _Search:
     def _try_kept(self, database: Path) -> None:
         """Try the plans that failed before; those that pass now are dropped."""
         for path in repro.kept(database, self.entry.target):
-            self._attempt(repro.load(path).plan)
+            plan = repro.load(path).plan
+            if plan.has_pool_options and not self.runner.pool_options:
+                continue
+            self._attempt(plan)
             path.unlink()
 
     def _attempt(self, plan: Plan) -> None:
@@ -218,9 +222,7 @@ class _Search:
             if self.failing is not None:
                 self._explain(*self.failing, out)
                 if database is not None and self.entry.plan is not None:
-                    tokens = getattr(self.component, "graphcheck_tokens", None)
-                    plan, found = Plan.from_json(self.entry.plan), self.entry.findings
-                    repro.write(database, self.entry.target, self.runner.backend_name, plan, found, tokens)
+                    write_repro(self.entry, self.component, database)
             else:
                 self._vacuity()
         except KeyboardInterrupt:
@@ -256,9 +258,7 @@ class _Search:
         self.entry.findings = ranked([symptom.finding.with_evidence(seen) for symptom in outcome.errors])
         self.entry.plan = plan.to_json()
         if out is not None:
-            tokens = getattr(self.component, "graphcheck_tokens", None)
-            backend, found = self.runner.backend_name, self.entry.findings
-            self.entry.repro = repro.write(out, self.entry.target, backend, plan, found, tokens)
+            self.entry.repro = write_repro(self.entry, self.component, out)
 
     def _shrunk(self, plan: Plan, outcome: Outcome) -> Plan:
         """The local minimum; shrunk again where the small plan shows stronger evidence than what it was shrunk by."""
@@ -299,7 +299,10 @@ class _Search:
                     for rung, status in self.entry.rungs.items()
                 }
         elif self.entry.stopped != "interrupted":
-            found = [*never_replayed(self.entry.counts), *self.runner.influence(self.cases)]
+            influence = self.runner.influence(self.cases)
+            if influence is None:
+                self.entry.rungs["vacuity"] = RungStatus.NOT_RUN
+            found = [*never_replayed(self.entry.counts), *(influence or [])]
             self.entry.findings = ranked([*self.entry.findings, *found])
         self.entry.seconds["vacuity"] = time.perf_counter() - started
 

@@ -39,6 +39,11 @@ class Plan:
         if self.evict is not None and self.evict < 0:
             raise PlanError(f"a plan cannot evict after {self.evict} replays")
 
+    @property
+    def has_pool_options(self) -> bool:
+        """Whether it asks for a neighbour or an eviction, which not every backend carries out."""
+        return self.neighbour or self.evict is not None
+
     def simpler(self) -> Iterator[Plan]:
         """Plans without an option, with one replay or capture dropped, fewer warm-ups, or one case made simpler."""
         if self.neighbour:

@@ -21,6 +21,7 @@ class Runner(Protocol):
     """What a search needs; in this process or in a child."""
 
     backend_name: str
+    pool_options: bool
 
     def run(self, plan: Plan, options: Options) -> Outcome:
         """Run a plan in lockstep."""
@@ -28,8 +29,11 @@ class Runner(Protocol):
     def explain(self, plan: Plan, outcome: Outcome) -> list[Finding]:
         """Findings for a failing plan, cause first."""
 
-    def influence(self, cases: list[Case]) -> list[Finding]:
-        """Warnings and notes of a whole campaign: case fields that change nothing, static inputs that nobody stages."""
+    def influence(self, cases: list[Case]) -> list[Finding] | None:
+        """Warnings and notes of a whole campaign: case fields that change nothing, static inputs that nobody stages.
+
+        None if the question could not be answered.
+        """
 
     def environment(self) -> dict[str, Any]:
         """Versions, device and active checks of where plans run."""
@@ -54,6 +58,7 @@ class LocalRunner:
         self._component = component
         self._backend = resolve(backend)
         self.backend_name = self._backend.name
+        self.pool_options = self._backend.pool_options
 
     def run(self, plan: Plan, options: Options) -> Outcome:
         return run_plan(self._component, plan, self._backend, options)

@@ -109,10 +109,12 @@ def plans(
     key: Callable[[Case], Hashable],
     warmups: int,
     most_replays: int = 6,
+    pool_options: bool = True,
 ) -> SearchStrategy[Plan]:
     """Plans over ``cases``: one to three graphs of different keys, then three or more replays in a drawn order.
 
-    Some plans also share the pool with a graph of the harness's own, and some evict graphs half way.
+    With ``pool_options`` some plans also share the pool with a graph of the harness's own, and some evict graphs half
+    way.
     """
 
     @st.composite
@@ -125,7 +127,7 @@ def plans(
                 keys.add(key(extra))
                 captures.append(extra)
         plan = Plan(captures=tuple(captures), replays=tuple(replays), warmups=warmups).through_json()
-        return _with_options(plan, key)
+        return _with_options(plan, key) if pool_options else plan
 
     return draw_plan()
 

@@ -142,7 +142,7 @@ class Backend(Protocol):
 
     name: str
     device: torch.device
-    # Whether a plan's neighbour and evictions are carried out; elsewhere such a plan runs without them.
+    # Whether a plan's neighbour and evictions are carried out; elsewhere such a plan is refused.
     pool_options: bool
 
     def active(self) -> AbstractContextManager[None]:
@@ -181,9 +181,6 @@ class Backend(Protocol):
 
         None where this cannot be told (other operations, or no difference). State is not put back.
         """
-
-    def written(self, region: Callable[[], object]) -> Sequence[torch.Tensor]:
-        """Run ``region`` eagerly; the device allocations (uint8) alive before that it wrote. Empty where unseen."""
 
     def elements_written(
         self, action: Callable[[], object], tensors: Mapping[str, torch.Tensor]

@@ -9,8 +9,7 @@ from graphcheck.catalogue.reports import reports_of
 
 # Codes that neither a zoo entry nor lint shows, and why.
 UNCOVERED = {
-    "GC109": "calls from other threads: the emulator's modes are per thread, and the driver's refusal names no thread; "
-    "lint warns of a loader that pins memory",
+    "GC409": "the emulator has no memory nodes; a real graph shows them, and tests/gpu plants one",
     "GC507": "a tensor that is alive at replay and was not at capture, or the other way round, is reported as GC405 or GC402",
     "GC901": "buffers that several ranks register with each other take several GPUs",
     "GC902": "takes several ranks; `graphcheck inspect --against` compares the graphs of two",

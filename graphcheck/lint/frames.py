@@ -76,10 +76,6 @@ class State(ABC):
         return self.mode is Mode.REGION
 
     @property
-    def place_captured(self) -> bool:
-        return self.mode is Mode.REGION and not self.silent
-
-    @property
     def depth(self) -> int:
         """How many calls lie between the region and the line at hand."""
         return len(self.calls) - self.region_depth

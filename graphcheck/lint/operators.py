@@ -392,25 +392,6 @@ GRAPHS = frozenset({"torch.cuda.CUDAGraph", "torch.cuda.graphs.CUDAGraph"})
 BEGINS = frozenset({"begin_capture", "capture_begin", "begin_building"})
 ENDS = frozenset({"end_capture", "capture_end", "end_building"})
 
-COLLECTIVES = frozenset(
-    [
-        "all_reduce",
-        "broadcast",
-        "all_gather",
-        "all_gather_into_tensor",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "all_to_all",
-        "all_to_all_single",
-        "reduce",
-        "gather",
-        "scatter",
-        "send",
-        "recv",
-        "isend",
-        "irecv",
-    ]
-)
 OPTIMISERS = frozenset(
     ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "ASGD", "Adadelta", "Adagrad", "RMSprop", "Rprop"]
 )

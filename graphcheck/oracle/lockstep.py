@@ -12,7 +12,7 @@ from graphcheck.backend.protocol import Backend
 from graphcheck.cases import Case
 from graphcheck.compare import Comparator
 from graphcheck.component import Component
-from graphcheck.errors import CaptureRefused
+from graphcheck.errors import CaptureRefused, EnvironmentUnable
 from graphcheck.finding import RUNGS, Finding, Severity
 from graphcheck.oracle import pool_map
 from graphcheck.oracle.arm import Arm, put_back
@@ -65,8 +65,16 @@ def run_plan(component: Component, plan: Plan, backend: Backend, options: Option
 
     With ``immediate`` off, a run whose final host read shows a difference is repeated with it on, to describe the
     difference.
+
+    Raises:
+        EnvironmentUnable: the plan asks for what the backend does not carry out.
     """
     options = options if options is not None else Options()
+    if plan.has_pool_options and not backend.pool_options:
+        raise EnvironmentUnable(
+            f"this plan has a neighbour in the pool or evicts graphs, which --backend {backend.name} does not carry out; "
+            "use --backend emulator"
+        )
     lockstep = Lockstep(component, plan, backend, options)
     outcome = lockstep.run()
     if lockstep.differs:

@@ -40,13 +40,12 @@ class Neighbours:
         self.graphs = graphs
         self.keys = keys
         self._own: Recording | None = None
-        self._carried_out = backend.pool_options
-        if plan.neighbour and self._carried_out:
+        if plan.neighbour:
             self._move_in()
 
     def before_replay(self, number: int) -> None:
         """Evict where it is time: the graphs that no later replay needs are gone, and their memory is in use again."""
-        if number != self.plan.evict or not self._carried_out:
+        if number != self.plan.evict:
             return
         idle = [key for key in self.graphs if key not in self.keys[number:]]
         for key in idle:

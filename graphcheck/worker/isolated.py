@@ -12,7 +12,7 @@ from typing import Any
 from graphcheck.cases import Case
 from graphcheck.component import Component
 from graphcheck.errors import EnvironmentUnable, UsageError
-from graphcheck.finding import Finding, Severity
+from graphcheck.finding import Finding
 from graphcheck.oracle.lockstep import Options
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
 from graphcheck.plan import Plan
@@ -58,7 +58,7 @@ class IsolatedRunner:
         self._slowest = 0.0
         self._finished: dict[str, Any] | None = None
         self._known: dict[str, Outcome] = {}
-        self.backend_name, self._environment = self._start()
+        self.backend_name, self.pool_options, self._environment = self._start()
 
     @property
     def exhausted(self) -> bool:
@@ -101,10 +101,10 @@ class IsolatedRunner:
         answer = self._answer("explain", plan.to_json(), outcome)
         return answer if isinstance(answer, list) else [symptom.finding for symptom in outcome.symptoms]
 
-    def influence(self, cases: list[Case]) -> list[Finding]:
-        """Warnings for case fields that change nothing; a warning that this was not asked where the child went down."""
+    def influence(self, cases: list[Case]) -> list[Finding] | None:
+        """Warnings for case fields that change nothing; None where the child went down at the question."""
         answer = self._answer("influence", [case.to_json() for case in cases])
-        return answer if isinstance(answer, list) else [_not_asked()]
+        return answer if isinstance(answer, list) else None
 
     def close(self) -> None:
         """Nothing is held: the child stays with the nursery."""
@@ -130,9 +130,7 @@ class IsolatedRunner:
         """The child's answer, and the seconds it took."""
         if self._nursery.current is None or self._nursery.owner is not self:
             self._start()
-            if self._finished is not None:
-                # What a fresh child does once is done with a plan that is known to end.
-                self._nursery.child().ask(("run", self._finished, Options()), _START)
+            self._warm_up()
         started = time.perf_counter()
         try:
             answer = self._nursery.child().ask(request, self._patience() if request[0] == "run" else _START)
@@ -144,13 +142,23 @@ class IsolatedRunner:
             self._nursery.drop()
         return answer.value, time.perf_counter() - started
 
+    def _warm_up(self) -> None:
+        """What a fresh child does once is done with a plan that is known to end; if it dies of that, without."""
+        if self._finished is None:
+            return
+        try:
+            self._nursery.child().ask(("run", self._finished, Options()), _START)
+        except Died:
+            self._nursery.current = self._finished = None
+            self._start()
+
     def _patience(self) -> float:
         """Seconds after which a plan hangs: far longer than any before it took; the first may compile kernels."""
         patience = max(_LEAST_PATIENCE, _PATIENCE * self._slowest) if self._slowest else self._limit
         return min(self._limit, patience)
 
-    def _start(self) -> tuple[str, dict[str, Any]]:
-        """Give the component to a child; the backend it resolved and its environment."""
+    def _start(self) -> tuple[str, bool, dict[str, Any]]:
+        """Give the component to a child; the backend it resolved, what that carries out, and its environment."""
         child = self._nursery.child()
         try:
             answer = child.ask(self._load, _START)
@@ -160,8 +168,8 @@ class IsolatedRunner:
         if isinstance(answer.value, Raised):
             raise answer.value.error
         self._nursery.owner = self
-        name, environment = answer.value
-        return str(name), dict(environment)
+        name, pool_options, environment = answer.value
+        return str(name), bool(pool_options), dict(environment)
 
 
 def _pickled(component: Component, target: str) -> bytes:
@@ -175,17 +183,6 @@ def _pickled(component: Component, target: str) -> bytes:
             f"{component.title} cannot be sent to a child process ({error}); define it at module level, "
             "or run it without isolation"
         ) from error
-
-
-def _not_asked() -> Finding:
-    return Finding(
-        code="GC963",
-        message="whether each case field changes some output was not asked: the child process went down at it",
-        severity=Severity.WARNING,
-        expected="an answer",
-        got="a child that crashed or did not answer",
-        advice="narrow cases() to what the component can run",
-    )
 
 
 def _crash(words: str, said: str, raised: Raised | None) -> Outcome:

@@ -78,7 +78,7 @@ def serve(pipe: Connection, said: str) -> None:
                 target, pickled, backend = arguments
                 made = registry.resolve(target) if target else None
                 working = runner.LocalRunner(pickle.loads(pickled) if pickled else _made(made), backend)
-                pipe.send(Answer((working.backend_name, working.environment())))
+                pipe.send(Answer((working.backend_name, working.pool_options, working.environment())))
             elif working is not None:
                 answer = _carry_out(working, kind, arguments)
                 pipe.send(Answer(answer, working.sound()))

@@ -107,38 +107,14 @@ class ServesInTurn(ServesOnTwoStreams):
     waits = True
 
 
-class HandsOutBoth(WithoutReference):
+class HandsOutBoth(SharesPool):
     """Each of two graphs returns an output of its own, and the consumer needs both; only its own graphs run in between.
 
     The outputs overlap with nothing that the two graphs write, so all is well until somebody else is given the pool.
     """
 
-    def allocate(self, device: torch.device) -> Buffers:
-        self.wide = False
-        self.latest: dict[bool, torch.Tensor] = {}
-        return super().allocate(device)
-
-    def cases(self) -> SearchStrategy[Case]:
-        return case(lens=lengths(ROWS, 1, WIDTH, page=8), x=contents(("normal",)), wide=st.booleans())
-
-    def key(self, case: Case) -> bool:
-        return bool(case.wide)
-
-    def stage(self, buffers: Buffers, case: Case) -> None:
-        super().stage(buffers, case)
-        self.wide = bool(case.wide)
-
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
-        rows = self.masked(buffers)
-        return {"out": torch.cat([rows] * (64 if self.wide else 32), 1)}
-
-    def observe(self, buffers: Buffers, outputs: Mapping[str, torch.Tensor]) -> Any:
-        self.latest[self.wide] = self.keep(outputs["out"])
-        return {str(key): value for key, value in sorted(self.latest.items())}
-
-    def keep(self, output: torch.Tensor) -> torch.Tensor:
-        """What the consumer holds on to."""
-        return output
+        return {"out": torch.cat([self.masked(buffers)] * (64 if self.doubled else 32), 1)}
 
 
 class HandsOutCopies(HandsOutBoth):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from graphcheck.backend.emulator import EmulatorBackend
 from graphcheck.cases import Case, Contents, Lengths
 from graphcheck.checker import check
 from graphcheck.component import Component
-from graphcheck.errors import MalformedFile, PlanError
+from graphcheck.errors import EnvironmentUnable, MalformedFile, PlanError
 from graphcheck.finding import Severity
 from graphcheck.oracle.lockstep import Options, run_plan
 from graphcheck.oracle.static_ranges import never_staged
@@ -26,6 +27,7 @@ from graphcheck.shrinker import Shrinker
 from graphcheck.strategies import plans
 from graphcheck.zoo.padding import FillsTile, ReadsUnstaged
 from graphcheck.zoo.pools import CopiesOut, HandsOutBoth, HandsOutCopies, OwnsWorkspace, SharesPool, SharesWorkspace
+from graphcheck.zoo.rows import MaskedSum
 
 
 def at(length: int = 1, **fields: Any) -> Case:
@@ -33,7 +35,7 @@ def at(length: int = 1, **fields: Any) -> Case:
     return Case(lens=lens, x=Contents("normal", length), **fields).through_json()
 
 
-def drawn(component: Component, examples: int) -> list[Plan]:
+def drawn(component: Component, examples: int, pool_options: bool = True) -> list[Plan]:
     found: list[Plan] = []
 
     @seed(3)
@@ -44,7 +46,7 @@ def drawn(component: Component, examples: int) -> list[Plan]:
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
-    @given(plans(component.cases(), component.key, component.warmup))
+    @given(plans(component.cases(), component.key, component.warmup, pool_options=pool_options))
     def draw(plan: Plan) -> None:
         found.append(plan)
 
@@ -119,7 +121,7 @@ def both(name: str) -> Plan:
 
 @pytest.mark.parametrize(
     ("made", "name", "fails"),
-    [(HandsOutBoth, "wide", True), (HandsOutCopies, "wide", False), (CopiesOut, "doubled", False)],
+    [(HandsOutBoth, "doubled", True), (HandsOutCopies, "doubled", False), (CopiesOut, "doubled", False)],
 )
 def test_a_neighbour_destroys_outputs_that_nobody_copied(made: Callable[[], Component], name: str, fails: bool) -> None:
     alone, crowded = both(name), Plan(both(name).captures, both(name).replays, 0, neighbour=True)
@@ -210,3 +212,26 @@ def test_uninitialised_elements_that_graphs_read_are_a_warning_and_constants_a_n
     assert note.severity is Severity.NOTE and "columns (32 of 32 elements)" in note.message
     (only,) = never_staged(FillsTile(), resolve("emulator"), cases)
     assert only.severity is Severity.NOTE and "x (32 of 128 elements)" in only.message
+
+
+class WithoutOptions(EmulatorBackend):
+    """A backend that carries out no neighbour and no eviction."""
+
+    pool_options = False
+
+
+@pytest.mark.parametrize("option", [{"neighbour": True}, {"evict": 1}])
+def test_a_backend_that_cannot_carry_an_option_out_refuses_the_plan(option: dict[str, Any]) -> None:
+    """Expected: no outcome that would pass for the plan's."""
+    case = Case(lens=Lengths((3, 1, 1, 1), 0, 24), x=Contents("normal", 1))
+    plan = Plan((case,), (case, case), **option)
+    assert not run_plan(MaskedSum(), plan, EmulatorBackend()).failed
+    with pytest.raises(EnvironmentUnable, match="does not carry out"):
+        run_plan(MaskedSum(), plan, WithoutOptions())
+
+
+def test_where_options_are_not_carried_out_none_are_drawn() -> None:
+    """Expected: the same plans of a seed, without the options."""
+    with_options, without = drawn(SharesPool(), 60), drawn(SharesPool(), 60, pool_options=False)
+    assert any(plan.has_pool_options for plan in with_options)
+    assert [replace(plan, neighbour=False, evict=None) for plan in with_options] == without

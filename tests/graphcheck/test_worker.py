@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from graphcheck.cases import Case, Contents, Lengths
 from graphcheck.errors import ComponentRaised, UsageError
-from graphcheck.finding import Verdict
+from graphcheck.finding import RungStatus, Verdict
 from graphcheck.fuzzer import fuzz
 from graphcheck.oracle.lockstep import Options
 from graphcheck.oracle.symptom import Kind
@@ -50,6 +51,30 @@ class Exhausts(MaskedSum):
         if int(case.lens.max()) == 13:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 TiB.")
         super().stage(buffers, case)
+
+
+class DiesWhenWarmedUp(MaskedSum):
+    """Its first child runs anything; later ones die of the plan that the first one finished."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def stage(self, buffers: Any, case: Any) -> None:
+        longest = int(case.lens.max())
+        if longest == 13 or (longest == 12 and os.path.exists(self.marker)):
+            Path(self.marker).touch()
+            os._exit(7)
+        super().stage(buffers, case)
+
+
+class DiesWhenAsked(MaskedSum):
+    """Every plan finishes; a case alone, which is how influence is asked, brings the child down."""
+
+    def eager(self, buffers: Any, case: Any) -> Any:
+        names = {frame.name for frame in traceback.extract_stack()}
+        if "influence" in names:
+            os._exit(7)
+        return super().eager(buffers, case)
 
 
 class Mutters(MaskedSum):
@@ -143,6 +168,26 @@ def test_a_child_that_hangs_is_ended(nursery: Nursery) -> None:
     assert not runner.run(plan_of(3, 12), Options()).failed
     outcome = runner.run(plan_of(3, 13), Options())
     assert "hangs" in outcome.symptoms[0].finding.message
+
+
+def test_a_child_that_dies_while_it_is_warmed_up_is_not_blamed_on_the_next_plan(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Expected: the plan after the crash runs in a child of its own and passes."""
+    component = DiesWhenWarmedUp(str(tmp_path / "marker"))
+    runner = IsolatedRunner(component, "emulator", nursery)
+    assert not runner.run(plan_of(3, 12), Options()).failed
+    assert runner.run(plan_of(3, 13), Options()).failed
+    assert not runner.run(plan_of(3, 11), Options()).failed
+
+
+def test_vacuity_is_not_run_where_the_child_goes_down_at_its_question(nursery: Nursery) -> None:
+    """Expected: no pass, although every plan passed."""
+    runner = IsolatedRunner(DiesWhenAsked(), "emulator", nursery)
+    target = fuzz(DiesWhenAsked(), examples=3, seed=1, runner=runner).targets[0]
+    assert target.errors == []
+    assert target.rungs["vacuity"] is RungStatus.NOT_RUN
+    assert target.verdict is Verdict.NOT_RUN
 
 
 def test_what_the_child_said_last_is_evidence(nursery: Nursery) -> None:

@@ -12,7 +12,6 @@ from graphcheck.backend.cuda.adopted import Adopted
 from graphcheck.backend.cuda.features import features
 from graphcheck.backend.cuda.guards import Guards
 from graphcheck.backend.cuda.memory import poisoned_factories
-from graphcheck.backend.cuda.oplog import Log, OperatorLog, bytes_of
 from graphcheck.backend.cuda.recording import CudaRecording
 from graphcheck.backend.cuda.refusal import is_exhausted
 from graphcheck.backend.cuda.watch import Watch
@@ -134,12 +133,6 @@ class CudaBackend:
 
     def first_difference(self, recording: Recording, region: Callable[[], object]) -> str | None:
         return None
-
-    def written(self, region: Callable[[], object]) -> Sequence[torch.Tensor]:
-        log = Log()
-        with OperatorLog(log, capturing=False):
-            region()
-        return [bytes_of(touched) for touched in log.externals.values() if touched.writes and touched.alive]
 
     def elements_written(
         self, action: Callable[[], object], tensors: Mapping[str, torch.Tensor]

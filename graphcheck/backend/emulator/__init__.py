@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from graphcheck.backend.emulator.memory import HEAP, Pool
 from graphcheck.backend.emulator.ordering import ORDER
 from graphcheck.backend.emulator.recording import EmulatedRecording, abandon
 from graphcheck.backend.emulator.streams import CAPTURING, StreamContext
-from graphcheck.backend.emulator.tensor import CUDA, DeviceTensor, of_block
+from graphcheck.backend.emulator.tensor import CUDA, DeviceTensor
 from graphcheck.backend.overwriting import overwriting
 from graphcheck.backend.protocol import Recording
 from graphcheck.component import Recorded
@@ -96,24 +95,6 @@ class EmulatorBackend:
         if not isinstance(recording, EmulatedRecording):
             raise UsageError("first_difference: the recording must come from this backend's record()")
         return first_difference(recording, region)
-
-    def written(self, region: Callable[[], object]) -> Sequence[torch.Tensor]:
-        """Run ``region`` eagerly; the allocations alive before that it wrote, whole, as bytes."""
-        before = set(HEAP.live)
-        found: dict[Any, DeviceTensor] = {}
-
-        def observe(rule: Any, written: list[DeviceTensor], result: Any) -> None:
-            for tensor in written:
-                block = tensor._handle.block
-                if (block in before or block.pool is not None) and block not in found:
-                    found[block] = of_block(block, torch.uint8, (block.nbytes,), (1,))
-
-        saved, DEVICE.observer = DEVICE.observer, observe
-        try:
-            region()
-        finally:
-            DEVICE.observer = saved
-        return list(found.values())
 
     def elements_written(
         self, action: Callable[[], object], tensors: Mapping[str, torch.Tensor]
