@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from graphcheck.cases import Case, Contents, Lengths, PageTable
 from graphcheck.plan import Plan
-from graphcheck.shrinker import Shrinker
+from graphcheck.shrinker import Shrinker, bisected
 
 
 def plan_of(*rows: tuple[int, ...]) -> Plan:
@@ -43,3 +45,24 @@ def test_page_tables_become_the_identity() -> None:
     case = Case(table=PageTable("permuted", 11, 2, 3, 6))
     least = Shrinker(lambda plan: True).shrink(Plan((case,), (case,), 0))
     assert least.replays[0].fields["table"] == PageTable("identity", 0, 2, 3, 6)
+
+
+@pytest.mark.parametrize("smallest", [1, 12, 699, 4095])
+def test_bisection_ends_at_the_smallest_length_that_fails_within_few_attempts(smallest: int) -> None:
+    """Expected: one replay, one row at exactly that length, the others lowest; an attempt for each row and halving."""
+    cases = tuple(Case(lens=Lengths((4095, length, 4000), 0, 4096)) for length in (7, 4095))
+    attempts = []
+
+    def fails(plan: Plan) -> bool:
+        attempts.append(plan)
+        return any(max(case.fields["lens"].values) >= smallest for case in plan.replays)
+
+    small = bisected(Plan(cases[:1], cases), fails)
+    assert [sorted(case.fields["lens"].values) for case in small.replays] == [[0, 0, smallest]]
+    assert len(attempts) <= 1 + 3 + 12
+
+
+def test_bisection_keeps_two_replays_where_one_is_not_enough() -> None:
+    cases = tuple(Case(lens=Lengths((length,), 0, 64)) for length in (50, 40, 30))
+    small = bisected(Plan(cases[:1], cases), lambda plan: len(plan.replays) > 1)
+    assert [case.fields["lens"].values for case in small.replays] == [(0,), (0,)]
