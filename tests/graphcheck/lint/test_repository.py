@@ -21,6 +21,7 @@ NOT_STATIC = {
     "GC312": {"reads-uniform-stride", "msa-keeps-staged-table"},
     "GC405": {"msa-builds-on-first-use"},
     "GC411": {"shares-workspace"},  # which graph dies first
+    "GC502": {"hands-out-both"},  # the line is that of shares-pool, and a line is reported once
     "GC504": {"borrows-from-arena"},  # who else is given the block is the arena's doing
     "GC505": {"over-budget", "msa-expands-all-heads"},
     "GC506": {"keeps-output-of-each"},  # bytes over all graphs
