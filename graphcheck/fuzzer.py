@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as seeded
-from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
 
 from graphcheck import repro
@@ -21,6 +16,7 @@ from graphcheck.checker import conclude, instance, merge_notes, merge_rungs, wri
 from graphcheck.component import Component
 from graphcheck.errors import ContractError
 from graphcheck.finding import RungStatus, Severity, ranked
+from graphcheck.generation import generate
 from graphcheck.oracle.lockstep import Options
 from graphcheck.oracle.symptom import DIRECT, Kind, Outcome
 from graphcheck.oracle.vacuity import never_replayed, refused_or_empty
@@ -152,26 +148,10 @@ class _Search:
     ) -> None:
         """Try plans until one fails, the budget is spent, time is up or the user interrupts."""
         self.deadline = None if seconds is None else self.started + seconds
-
-        def attempt(plan: Plan) -> None:
-            self._attempt(plan)
-
-        search = seeded(seed)(
-            settings(
-                max_examples=max(1, examples),
-                database=None,
-                deadline=None,
-                phases=(Phase.generate,),
-                suppress_health_check=list(HealthCheck),
-                report_multiple_bugs=False,
-                print_blob=False,
-            )(given(plans)(attempt))
-        )
         try:
             if database is not None:
                 self._try_kept(database)
-            with _no_harvested_constants():
-                search()
+            generate(plans, self._attempt, examples=max(1, examples), seeded=seed)
         except _Found:
             pass
         except _TimeUp:
@@ -340,18 +320,3 @@ def _leading_signature(outcome: Outcome) -> frozenset[tuple[str, str]]:
         if found:
             return found
     return outcome.signature
-
-
-@contextmanager
-def _no_harvested_constants() -> Iterator[None]:
-    """Hypothesis draws constants found in local sources; plans must not depend on what happens to be imported."""
-    harvest: Any = getattr(providers, "_get_local_constants", None)
-    if harvest is None:
-        yield
-        return
-    empty: Any = type(providers.GLOBAL_CONSTANTS)()
-    providers._get_local_constants = lambda: empty
-    try:
-        yield
-    finally:
-        providers._get_local_constants = harvest

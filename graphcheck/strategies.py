@@ -7,17 +7,17 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from graphcheck.cases import CONTENT_KINDS, TABLE_KINDS, Case, Contents, Integer, Lengths, PageTable
 from graphcheck.errors import UsageError
+from graphcheck.generation import generate
 from graphcheck.plan import Plan
 
 # Shares of the plans that have each option; evictions among those in which some graph has had its last replay.
 _NEIGHBOURS = 0.15
-_EVICTIONS = 0.4
+_EVICTIONS = 0.5
 
 
 def case(**fields: SearchStrategy[Any]) -> SearchStrategy[Case]:
@@ -155,15 +155,10 @@ def sample(component: Any, wanted: Callable[[Case], bool] = lambda case: True) -
     """
     found: list[Case] = []
 
-    @seed(1)
-    @settings(
-        max_examples=40, database=None, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
-    )
-    @given(plans(component.cases(), component.key, component.warmup))
     def draw(plan: Plan) -> None:
         found.extend(case for case in plan.replays[-1:] if wanted(case))
 
-    draw()
+    generate(plans(component.cases(), component.key, component.warmup), draw, examples=40, seeded=1)
     if not found:
         raise UsageError(f"{component.title}: none of the drawn cases is wanted; give one with --case")
     return found[min(7, len(found) - 1)]

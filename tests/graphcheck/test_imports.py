@@ -15,7 +15,18 @@ ROOT = Path(__file__).parents[2]
 # Each layer may import from itself and from those before it.
 LAYERS = (
     ("errors", "finding"),
-    ("catalogue", "contract", "environment", "report", "poison", "cases", "plan", "strategies", "component"),
+    (
+        "catalogue",
+        "contract",
+        "environment",
+        "report",
+        "poison",
+        "cases",
+        "plan",
+        "generation",
+        "strategies",
+        "component",
+    ),
     ("lint", "decorated"),
     ("compare", "watch", "graph", "backend", "zoo"),
     ("oracle",),
