@@ -49,7 +49,7 @@ REPORTS = {
     "B011": Report(
         "https://github.com/flashinfer-ai/flashinfer/issues/4002",
         "padded grid reads scheduler entries that were never written",
-        ("GC304", "GC704"),
+        ("GC704", "GC304"),
     ),
     "B013": Report(
         "https://github.com/NVIDIA/TensorRT-LLM/pull/11696",

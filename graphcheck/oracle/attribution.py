@@ -106,17 +106,23 @@ class Attribution:
         return replace(self.symptom.finding, code=code, message=message, advice=advice).with_evidence(*evidence)
 
     def _reads_unwritten(self) -> Finding | None:
-        """Poison that reaches the outputs of a fresh eager arm was read from memory that nobody wrote."""
-        name = stale.poison_in_fresh_answer(self.component, self.case, self.backend)
-        if name is None:
+        """Poison that reaches the outputs of a fresh arm, run eagerly, was read from memory that nobody wrote."""
+        unwritten = stale.poison_in_fresh_answer(self.component, self.case, self.backend)
+        if unwritten is not None:
+            self.tried.append("a fresh eager arm: its answer depends on memory that this case did not write")
+            left_over = stale.explain(self.component, self.plan, self.symptom, self.backend)
+            if left_over is not None:
+                return left_over
+        elif type(self.component).eager is not Component.eager:
+            unwritten = stale.poison_in_fresh_answer(self.component, self.case, self.backend, region=True)
+            if unwritten is not None:
+                self.tried.append("a fresh arm: what is captured depends on memory that nothing has written")
+        if unwritten is None:
             return None
-        self.tried.append("a fresh eager arm: its answer depends on memory that this case did not write")
-        left_over = stale.explain(self.component, self.plan, self.symptom, self.backend)
-        if left_over is not None:
-            return left_over
+        held = ", ".join(f"{count} elements of {name}" for name, count in unwritten.inputs.items())
         return self.named(
             "GC704",
-            f"{self.symptom.name or name} depends on padding or memory that nothing has written",
+            f"{self.symptom.name or unwritten.output} depends on {held or 'padding or memory'} that nothing has written",
             "give padding rows a neutral length and contents, mask them at load, and write every output",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -113,14 +114,36 @@ def _addresses(tensor: torch.Tensor, arm: Arm) -> bool:
     return all(any(0 <= value - start < nbytes for start, nbytes in spans) for value in tensor.reshape(-1).tolist())
 
 
-def poison_in_fresh_answer(component: Component, case: Case, backend: Backend) -> str | None:
-    """The output of a fresh eager arm that depends on memory nobody wrote; None if there is none.
+@dataclass(frozen=True)
+class Unwritten:
+    """An answer that depends on memory nobody wrote.
+
+    Args:
+        output: its name.
+        inputs: the static inputs that hold such memory, each with the number of elements.
+    """
+
+    output: str
+    inputs: Mapping[str, int]
+
+
+def poison_in_fresh_answer(
+    component: Component, case: Case, backend: Backend, *, region: bool = False
+) -> Unwritten | None:
+    """What in a fresh arm's answer depends on memory nobody wrote; None if nothing does.
 
     Two fresh arms stage and run the same case; in one, everything that allocation and staging left poisoned is zeroed
     first. State and scratch are left alone.
+
+    Args:
+        component: never allocated.
+        case: the case.
+        backend: not active.
+        region: ask what is captured, where the eager engine runs other code.
     """
     with backend.active():
         answers = []
+        unwritten: dict[str, int] = {}
         names, outputs = _roles(component, case, backend)
         rng = backend.rng_state()
         for zeroed in (False, True):
@@ -133,13 +156,15 @@ def poison_in_fresh_answer(component: Component, case: Case, backend: Backend) -
                 for name in names:
                     left = poisoned(arm.buffers[name])
                     arm.buffers[name].masked_fill_(left, 0)
+                    if bool(left.any()):
+                        unwritten[name] = int(left.sum())
             regions = arm.written(case)
-            eager = arm.with_rng(partial(arm.eager, case))
-            answers.append({name: (clone(tensor), regions.get(name)) for name, tensor in eager.items()})
-        for name, (tensor, region) in answers[0].items():
+            answer = arm.with_rng(arm.run if region else partial(arm.eager, case))
+            answers.append({name: (clone(tensor), regions.get(name)) for name, tensor in answer.items()})
+        for name, (tensor, written) in answers[0].items():
             other = answers[1][name][0]
-            if tensor.shape == other.shape and bool(differs(tensor, other, region_mask(tensor, region)).any()):
-                return name
+            if tensor.shape == other.shape and bool(differs(tensor, other, region_mask(tensor, written)).any()):
+                return Unwritten(name, unwritten)
     return None
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from graphcheck.zoo.reports import addresses, effects, lengths, padding, plans, staging, streams, warmup
-from graphcheck.zoo.reports.entry import Undetected
 from graphcheck.zoo.reports.static import STATIC
 
 MODULES = (lengths, plans, addresses, staging, warmup, padding, effects, streams)
 ZOO = [entry for module in MODULES for entry in module.ZOO]
-UNDETECTED: list[Undetected] = [
-    *plans.UNDETECTED,
-]
 # By number: the cause, and why no component on one emulated device shows it.
 ELSEWHERE = {
     "B023": ("GC411", "the BLAS workspace of a stream belongs to the real library"),
@@ -22,4 +18,4 @@ ELSEWHERE = {
     "B095": ("GC902", "ranks choose different graph variants, which takes several ranks"),
     "B101": ("GC951", "the kernels of one compute capability give other bits in a graph"),
 }
-__all__ = ["ELSEWHERE", "STATIC", "UNDETECTED", "ZOO"]
+__all__ = ["ELSEWHERE", "STATIC", "ZOO"]

@@ -4,21 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphcheck.zoo import Entry
-
-
-@dataclass(frozen=True)
-class Undetected:
-    """A planted report whose cause graphcheck does not name first.
-
-    Args:
-        entry: the planted component and its clean twin.
-        needs: what leads today, and what a detector would have to see; one sentence.
-    """
-
-    entry: Entry
-    needs: str
-
 
 @dataclass(frozen=True)
 class Snippet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphcheck.catalogue.reports import REPORTS
-from graphcheck.zoo.reports import ELSEWHERE, STATIC, UNDETECTED, ZOO
+from graphcheck.zoo.reports import ELSEWHERE, STATIC, ZOO
 
 _HEAD = """\
 # Public reports, and how graphcheck finds them
@@ -14,7 +14,6 @@ report's fix. The code is the cause that the report names.
 
 - **fuzz**: `graphcheck fuzz` on the planted component leads with that code, and is silent on the twin.
 - **lint**: the defect shows in the source only.
-- **not yet**: rebuilt, but its cause does not lead.
 - **elsewhere**: cannot be rebuilt on one emulated device.
 """
 
@@ -31,9 +30,6 @@ def found() -> dict[str, list[tuple[str, str]]]:
         rows[number_of(entry.name)].append((entry.code, f"fuzz: `{entry.name}`"))
     for snippet in STATIC:
         rows[number_of(snippet.name)].append((snippet.code, f"lint: {snippet.mechanism}"))
-    for undetected in UNDETECTED:
-        entry = undetected.entry
-        rows[number_of(entry.name)].append((entry.code, f"not yet: `{entry.name}`; {undetected.needs.rstrip('.')}"))
     for number, (code, reason) in ELSEWHERE.items():
         rows[number].append((code, f"elsewhere: {reason}"))
     return rows
@@ -44,7 +40,7 @@ def table() -> str:
     rows = found()
     counts = {
         way: sum(how.startswith(f"{way}:") for row in rows.values() for _, how in row)
-        for way in ("fuzz", "lint", "not yet", "elsewhere")
+        for way in ("fuzz", "lint", "elsewhere")
     }
     lines = [
         _HEAD,
