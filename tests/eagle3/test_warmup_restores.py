@@ -72,7 +72,7 @@ def test_lengths_advanced_in_place_run_ahead_by_one_less_than_what_is_kept():
 
     def body() -> None:
         kv_lens.sub_(DRAFT_LEN - kept)
-        kv_lens.add_(DRAFT_LEN - 1).add_(1)
+        kv_lens.add_(DRAFT_LEN - 1)
 
     for _ in range(2):
         with saved({"kv_lens": kv_lens}):
