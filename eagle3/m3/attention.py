@@ -96,6 +96,4 @@ def allocate_caches(config: TargetConfig, geometry: Geometry, device: torch.devi
     Raises:
         CaptureRefused: the current stream is capturing.
     """
-    return [
-        PagedCache.allocate(geometry, device, sparse=config.is_sparse(layer)) for layer in range(config.layers)
-    ]
+    return [PagedCache.allocate(geometry, device, sparse=config.is_sparse(layer)) for layer in range(config.layers)]

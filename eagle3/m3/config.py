@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from eagle3.m3.errors import TargetConfigError
+from eagle3.m3.errors import TargetConfigRefused
 from msa import Geometry
 
 MODEL_TYPE = "eagle3_m3"
@@ -37,7 +37,7 @@ class TargetConfig:
         max_seq_len: longest sequence that positions are tabulated for, tokens.
 
     Raises:
-        TargetConfigError: some of them do not fit together.
+        TargetConfigRefused: some of them do not fit together.
     """
 
     dense_layers: int = 3
@@ -63,7 +63,7 @@ class TargetConfig:
         object.__setattr__(self, "capture_layers", tuple(self.capture_layers))
         objections = [words for holds, words in self._checks() if not holds]
         if objections:
-            raise TargetConfigError(f"no such target can be built: {'; '.join(objections)}")
+            raise TargetConfigRefused(f"no such target can be built: {'; '.join(objections)}")
 
     @staticmethod
     def tiny() -> TargetConfig:
@@ -132,11 +132,11 @@ class TargetConfig:
 
         Raises:
             GeometryError: it cannot be served.
-            TargetConfigError: ``max_seq_len`` exceeds the tabulated positions.
+            TargetConfigRefused: ``max_seq_len`` exceeds the tabulated positions.
         """
         longest = self.max_seq_len if max_seq_len is None else max_seq_len
         if longest > self.max_seq_len:
-            raise TargetConfigError(f"max_seq_len {longest}, but positions end at {self.max_seq_len}; raise it there")
+            raise TargetConfigRefused(f"max_seq_len {longest}, but positions end at {self.max_seq_len}; raise it there")
         return Geometry(
             q_heads=self.q_heads,
             kv_heads=self.kv_heads,
@@ -162,17 +162,17 @@ class TargetConfig:
         """The sizes in a file that `save` wrote.
 
         Raises:
-            TargetConfigError: it is of another kind, has unknown fields, or its sizes do not fit together.
+            TargetConfigRefused: it is of another kind, has unknown fields, or its sizes do not fit together.
         """
         words: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         kind, convention = words.pop("model_type", None), words.pop("capture_convention", "inputs")
         if kind != MODEL_TYPE or convention != "inputs":
-            raise TargetConfigError(
+            raise TargetConfigRefused(
                 f"{path}: model_type {kind!r} with capture_convention {convention!r}, expected {MODEL_TYPE!r} with 'inputs'"
             )
         unknown = sorted(words.keys() - {field.name for field in fields(TargetConfig)})
         if unknown:
-            raise TargetConfigError(f"{path}: unknown fields {', '.join(unknown)}")
+            raise TargetConfigRefused(f"{path}: unknown fields {', '.join(unknown)}")
         return TargetConfig(**words)
 
     def _checks(self) -> tuple[tuple[bool, str], ...]:
@@ -202,9 +202,9 @@ def default_capture_layers(layers: int) -> tuple[int, ...]:
     """The layers whose inputs an EAGLE-3 head sees unless its config says otherwise.
 
     Raises:
-        TargetConfigError: the rule does not give three layers; name them.
+        TargetConfigRefused: the rule does not give three layers; name them.
     """
     capture = (2, layers // 2, layers - 3)
     if len(set(capture)) < 3 or list(capture) != sorted(capture):
-        raise TargetConfigError(f"{layers} layers have no default capture layers; name three of them")
+        raise TargetConfigRefused(f"{layers} layers have no default capture layers; name three of them")
     return capture

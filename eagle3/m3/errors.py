@@ -2,21 +2,24 @@
 
 ::
 
-    M3Error
-    ├── TargetConfigError   sizes of a target that cannot be built (also a ValueError)
-    ├── WeightsMismatch     tensors that are missing, unknown or of another shape (also a ValueError)
-    ├── TextUnreadable      the training text is not where it should be (also an OSError)
-    └── TextDiffers         the training text is not the listed one (also a ValueError)
+    Eagle3Error
+    └── M3Error
+        ├── TargetConfigRefused   sizes of a target that cannot be built (also a ValueError)
+        ├── WeightsMismatch       tensors that are missing, unknown or of another shape (also a ValueError)
+        ├── TextUnreadable        the training text is not where it should be (also an OSError)
+        └── TextDiffers           the training text is not the listed one (also a ValueError)
 """
 
 from __future__ import annotations
 
+from eagle3.errors import Eagle3Error
 
-class M3Error(Exception):
+
+class M3Error(Eagle3Error):
     """Base of everything that the target and its training raise on purpose."""
 
 
-class TargetConfigError(M3Error, ValueError):
+class TargetConfigRefused(M3Error, ValueError):
     """Sizes of a target that cannot be built; every objection is named."""
 
 

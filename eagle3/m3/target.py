@@ -77,9 +77,7 @@ class Target:
         """Logits fp32 [R, V] of hidden states [R, H] that `forward` returned; device only."""
         return self.operators.linear(self._norm("norm.weight", hidden), self.lm_head, dtype=torch.float32)
 
-    def _attend(
-        self, layer: int, hidden: torch.Tensor, positions: torch.Tensor, attention: Attention
-    ) -> torch.Tensor:
+    def _attend(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
         prefix = f"layers.{layer}"
         normed = self._norm(f"{prefix}.input_layernorm.weight", hidden)
         q = self._heads(f"{prefix}.self_attn.q", normed, positions)

@@ -99,7 +99,7 @@ def load_target(
         dtype: of the weights; as stored by default.
 
     Raises:
-        TargetConfigError: the sizes cannot be read.
+        TargetConfigRefused: the sizes cannot be read.
         WeightsMismatch: the tensors are not those of such a target.
     """
     config = TargetConfig.load(folder / CONFIG_FILE)

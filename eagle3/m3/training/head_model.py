@@ -98,10 +98,8 @@ class HeadModel(nn.Module):
         for step in range(length):
             hidden = self._layer(F.embedding(next_tokens, self.embedding), hidden, row + step, keys, values)
             steps.append(self.lm_head(self.norm(hidden)))
-            if own_tokens:
-                next_tokens = self.used[steps[-1].argmax(-1)]
-            else:
-                next_tokens = tokens[:, 2 + step : 2 + step + rows]
+            following = tokens[:, 2 + step : 2 + step + rows]
+            next_tokens = self.used[steps[-1].argmax(-1)] if own_tokens else following
         return steps
 
     def _layer(

@@ -158,9 +158,9 @@ def tokens(contents: Iterable[bytes]) -> torch.Tensor:
 
 
 def windows(stream: torch.Tensor, length: int, count: int, generator: torch.Generator) -> torch.Tensor:
-    """``count`` windows int64 [count, length] that begin anywhere in the stream, host."""
+    """``count`` windows int64 [count, length] that begin anywhere in the stream, on its device."""
     first = torch.randint(0, stream.shape[0] - length + 1, (count, 1), generator=generator)
-    return stream[first + torch.arange(length)].long()
+    return stream[(first + torch.arange(length)).to(stream.device)].long()
 
 
 def tiled(stream: torch.Tensor, length: int, most: int) -> torch.Tensor:
