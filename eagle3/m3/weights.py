@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from eagle3.m3.config import TargetConfig
 from eagle3.m3.errors import WeightsMismatch
 
-CONFIG_FILE = "target.json"
-WEIGHTS_FILE = "target.safetensors"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
 
 
 def shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:

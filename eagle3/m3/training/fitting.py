@@ -19,7 +19,7 @@ class Budget:
     """How long to train: until the steps or the seconds are used up, whichever comes first.
 
     The learning rate follows the progress, so that it is low at the end in either case. Only a run that ends by steps
-    repeats bit for bit; the log says by which one it ended.
+    can be repeated; the log says by which one it ended.
 
     Args:
         steps: at most.

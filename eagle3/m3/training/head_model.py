@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from eagle3.m3.training.model import FeedForward, Norm, Rotation, initialise
+from eagle3.m3.training.model import FeedForward, Norm, Rotation, exact_logits, initialise
 
 
 class _Attention(nn.Module):
@@ -97,7 +97,7 @@ class HeadModel(nn.Module):
         steps = []
         for step in range(length):
             hidden = self._layer(F.embedding(next_tokens, self.embedding), hidden, row + step, keys, values)
-            steps.append(self.lm_head(self.norm(hidden)))
+            steps.append(exact_logits(self.norm(hidden), self.lm_head))
             following = tokens[:, 2 + step : 2 + step + rows]
             next_tokens = self.used[steps[-1].argmax(-1)] if own_tokens else following
         return steps

@@ -128,6 +128,11 @@ class SelfAttention(nn.Module):
             # The index branch learns to rank, and must not bend the trunk to its own ends.
             mask = self._select(rows.detach(), q.detach(), k.detach(), rotation, positions, selecting, past, lessons)
         group = self.config.q_heads // self.config.kv_heads
+        if q.shape[2] == 1:
+            # One row sees what its mask says and nothing comes after it: the heads of a group can stand as rows.
+            together = q.view(*k.shape[:2], group, q.shape[3])
+            attended = F.scaled_dot_product_attention(together, k, v, attn_mask=mask)
+            return self.o_proj(attended.reshape(q.shape[0], 1, -1))  # type: ignore[no-any-return]
         keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         if mask is None and q.shape[2] == keys.shape[2]:
             attended = F.scaled_dot_product_attention(q, keys, values, is_causal=True)
@@ -205,12 +210,14 @@ class TargetModel(nn.Module):
         seed: of the initial weights.
 
     Attributes:
+        dropout: share of each layer's contributions that training drops.
         selecting: whether sparse layers attend to selected pages only; off until the index branches are warm.
     """
 
     def __init__(self, config: TargetConfig, seed: int) -> None:
         super().__init__()
         self.config = config
+        self.dropout = 0.0
         self.selecting = False
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.layers))
@@ -237,11 +244,19 @@ class TargetModel(nn.Module):
             if index in self.config.capture_layers:
                 captured.append(hidden)
             normed = layer.input_layernorm(hidden)
-            hidden = hidden + layer.self_attn(normed, self.rotation, positions, self.selecting, past, lessons)
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            attended = layer.self_attn(normed, self.rotation, positions, self.selecting, past, lessons)
+            hidden = hidden + F.dropout(attended, self.dropout, self.training)
+            mixed = layer.mlp(layer.post_attention_layernorm(hidden))
+            hidden = hidden + F.dropout(mixed, self.dropout, self.training)
         if past is not None:
             past.length += tokens.shape[1]
-        return self.lm_head(self.norm(hidden)), torch.cat(captured, 2)
+        return exact_logits(self.norm(hidden), self.lm_head), torch.cat(captured, 2)
+
+
+def exact_logits(normed: torch.Tensor, lm_head: nn.Linear) -> torch.Tensor:
+    """Logits in fp32 also under autocast: rounded to bf16, the two best tokens of a row are too often equal."""
+    with torch.autocast(normed.device.type, enabled=False):
+        return F.linear(normed.float(), lm_head.weight)
 
 
 def initialise(module: nn.Module, seed: int, depth: int) -> None:

@@ -27,7 +27,8 @@ class TargetRecipe:
         rate: highest learning rate.
         dense_until: progress at which sparse layers begin to select.
         taught: one sequence in so many teaches the index branches.
-        seed: of weights and batches.
+        dropout: share of each layer's contributions that is dropped.
+        seed: of weights, batches and what is dropped.
     """
 
     steps: int = 9000
@@ -37,7 +38,15 @@ class TargetRecipe:
     rate: float = 2e-3
     dense_until: float = 0.25
     taught: int = 8
+    dropout: float = 0.05
     seed: int = 0
+
+    @staticmethod
+    def tiny(steps: int = 60, seconds: float = 20.0, seed: int = 0) -> TargetRecipe:
+        """A recipe of seconds on a CPU, for `TargetConfig.tiny`."""
+        return TargetRecipe(
+            steps=steps, seconds=seconds, batch=8, length=64, rate=1e-2, taught=2, dropout=0.0, seed=seed
+        )
 
 
 def train_target(
@@ -58,7 +67,9 @@ def train_target(
         say: takes progress lines.
         every: seconds between them.
     """
+    torch.manual_seed(recipe.seed)
     model = TargetModel(config, recipe.seed).to(device)
+    model.dropout = recipe.dropout
     budget = Budget(recipe.steps, recipe.seconds)
     fitter, reporter = Fitter(model, recipe.rate, budget), Reporter("target", say, every)
     draw = torch.Generator().manual_seed(recipe.seed)
