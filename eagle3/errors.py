@@ -10,6 +10,10 @@
     ├── RequirementMissing     a package is absent or too old (also an ImportError)
     ├── OverrideRefused        a subclass replaces what holds an invariant (also a TypeError)
     ├── ManagerMismatch        a scheduler calls what a cache manager cannot do (also a TypeError)
+    ├── UnknownKernels         there are no such kernels (also a ValueError)
+    ├── HeadConfigRefused      a head's config that cannot be served, or cannot be understood (also a ValueError)
+    ├── CheckpointFormat       a checkpoint is in no format that is read (also a ValueError)
+    ├── CheckpointMismatch     tensors of a checkpoint are missing, unknown or wrong (also a ValueError)
     ├── KvError                a request's cache cannot do this (also a ValueError)
     │   ├── OutOfPages         the pool has fewer free pages than are asked for
     │   ├── PageNotHeld        a page comes back that nobody took
@@ -68,6 +72,22 @@ class OverrideRefused(Eagle3Error, TypeError):
 
 class ManagerMismatch(Eagle3Error, TypeError):
     """A scheduler calls what a cache manager cannot do."""
+
+
+class UnknownKernels(Eagle3Error, ValueError):
+    """There are no such kernels."""
+
+
+class HeadConfigRefused(Eagle3Error, ValueError):
+    """A head's config says something that cannot be served, or does not say what is needed."""
+
+
+class CheckpointFormat(Eagle3Error, ValueError):
+    """A checkpoint is in no format that is read."""
+
+
+class CheckpointMismatch(Eagle3Error, ValueError):
+    """Tensors of a checkpoint are missing, unknown, or not of the shape that the config asks for."""
 
 
 class KvError(Eagle3Error, ValueError):

@@ -1,0 +1,1 @@
+"""Training of the byte-level pair in this repository, as ``python -m eagle3.m3.training``."""
