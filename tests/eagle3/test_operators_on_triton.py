@@ -10,8 +10,12 @@ import os
 import pytest
 import torch
 
+from eagle3.checkpoint import load_head
+from eagle3.config import HeadConfig
 from eagle3.errors import ShapeMismatch
+from eagle3.head import DraftHead
 from eagle3.ops import Operators, plain, rope_table
+from eagle3.published import random_tensors
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
@@ -22,8 +26,9 @@ from eagle3.ops.triton.linear import shape_of  # noqa: E402 - after the check fo
 torch.set_num_threads(1)
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.bfloat16]
-# The last places are in tiles of 32 rows, the first in tiles of 16.
-PLACES = ((2, 1), (16, 13), (17, 16), (33, 32))
+# Rows and the place among them: in tiles of 16 rows, then of 32.
+FEW = ((2, 1), (7, 4))
+PLACES = (*FEW, (16, 13), (17, 16), (33, 32))
 WEIGHTS = ((96, 256), (70, 1024), (1, 264), (37, 100))
 
 
@@ -36,12 +41,12 @@ def equal_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first.contiguous().view(kind), second.contiguous().view(kind))
 
 
-def assert_invariant(function, row: torch.Tensor) -> None:
+def assert_invariant(function, row: torch.Tensor, places: tuple[tuple[int, int], ...] = FEW) -> None:
     alone = function(row.unsqueeze(0))[0]
     assert alone.isfinite().all()
-    for number, (rows, place) in enumerate(PLACES):
+    for number, (rows, place) in enumerate(places):
         full = random(rows, *row.shape, seed=number, dtype=row.dtype)
-        if number % 3 == 2:
+        if number % 2:
             full.fill_(float("nan"))
         full[place] = row
         assert equal_bits(function(full)[place], alone), (rows, place)
@@ -50,7 +55,7 @@ def assert_invariant(function, row: torch.Tensor) -> None:
 @pytest.mark.parametrize(("columns", "depth", "dtype"), [(*shape, DTYPES[n % 2]) for n, shape in enumerate(WEIGHTS)])
 def test_linear(columns, depth, dtype):
     weight, bias = random(columns, depth, seed=1, dtype=dtype), random(columns, seed=2, dtype=dtype)
-    assert_invariant(lambda x: kernels.linear(x, weight, bias), random(depth, seed=3, dtype=dtype))
+    assert_invariant(lambda x: kernels.linear(x, weight, bias), random(depth, seed=3, dtype=dtype), PLACES)
     x = random(19, depth, dtype=dtype)
     exact = plain.linear(x.double(), weight.double(), bias.double())
     wide = kernels.linear(x, weight, bias, torch.float32)
@@ -113,3 +118,18 @@ def test_the_choice_of_operators():
         kernels.linear(random(2, 64), random(64, 20).t())
     with pytest.raises(ShapeMismatch, match=r"weight \(20, 63\)"):
         kernels.linear(random(2, 64), random(20, 63))
+
+
+def test_a_head_on_them_agrees_with_the_plain_one():
+    sizes = {"hidden_size": 40, "intermediate_size": 50, "target_hidden_size": 24, "head_dim": 16, "rotary_dim": 12}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    vocabulary = {"vocab_size": 30, "draft_vocab_size": 20, "max_position_embeddings": 64}
+    config = HeadConfig(**sizes, **heads, **vocabulary, fc_norm=True, dtype=torch.float32)
+    loaded = load_head(random_tensors(config, 3), config, device=DEVICE)
+    outputs = []
+    for name in ("triton", "plain"):
+        head = DraftHead(config, loaded.weights, loaded.embed, loaded.lm_head, Operators(name))
+        tokens, positions = torch.arange(3, device=DEVICE), torch.arange(5, 8, device=DEVICE)
+        hidden = head.layer(tokens, head.fuse(random(3, 72)), positions, lambda q, k, v: q * (k + v).mean((1, 2))[0])
+        outputs.append(head.logits(hidden))
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-4)
