@@ -126,8 +126,13 @@ def load_head(
         return _build(held, config, target, device, dtype, "the tensors given")
     path = Path(source)
     config = config or read_config(path if path.is_dir() else path.parent)
-    from safetensors import SafetensorError
-
+    try:
+        # Tensors by name load without it.
+        from safetensors import SafetensorError
+    except ImportError as error:
+        raise CheckpointFormat(
+            f"{path} cannot be read without safetensors; install torch-graphcheck[eagle3]"
+        ) from error
     try:
         return _build(_headers(path), config, target, device, dtype, str(path))
     except SafetensorError as error:
@@ -165,8 +170,11 @@ def _files(path: Path) -> list[Path]:
         return [path]
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        files = [path / shard for shard in shards]
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointFormat(f"{index} is no index ({error!r}); expected an object with a weight_map") from error
+        files = [path / shard for shard in sorted(shards)]
     else:
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
     absent = [file.name for file in files if not file.is_file()]
@@ -201,7 +209,7 @@ def _build(
     wrong += _objections(named, config)
     tables = {name: _table(name, named, config, target, wrong) for name in ("embed_tokens.weight", "lm_head.weight")}
     if wrong:
-        raise CheckpointMismatch(f"{where} do not hold the head that the config describes: {'; '.join(wrong)}")
+        raise CheckpointMismatch(f"{where}: not the head that the config describes: {'; '.join(wrong)}")
     dtype = dtype or config.dtype
 
     def get(*names: str) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import sys
 
 import pytest
 import torch
@@ -145,6 +146,9 @@ def test_spellings_files_and_shards_make_no_difference(tmp_path):
     (folder / "b.safetensors").unlink()
     with pytest.raises(CheckpointFormat, match=r"lacks b\.safetensors"):
         load_head(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CheckpointFormat, match="expected an object with a weight_map"):
+        load_head(folder)
 
 
 def test_all_that_is_wrong_is_named_in_one_message():
@@ -235,7 +239,7 @@ def test_a_pickle_is_never_opened(tmp_path):
             load_head(source)
 
 
-def test_a_broken_file_and_a_missing_config_are_said(tmp_path):
+def test_a_broken_file_and_a_missing_config_or_reader_are_said(tmp_path, monkeypatch):
     folder = write(tmp_path, random_tensors(SMALL, 6))
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:200])
@@ -243,3 +247,6 @@ def test_a_broken_file_and_a_missing_config_are_said(tmp_path):
         load_head(folder)
     with pytest.raises(CheckpointFormat, match="pass config="):
         load_head(random_tensors(SMALL, 6))
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(CheckpointFormat, match=r"install torch-graphcheck\[eagle3\]"):
+        load_head(folder)
