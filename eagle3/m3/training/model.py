@@ -130,7 +130,7 @@ class SelfAttention(nn.Module):
         group = self.config.q_heads // self.config.kv_heads
         if q.shape[2] == 1:
             # One row sees what its mask says and nothing comes after it: the heads of a group can stand as rows.
-            together = q.view(*k.shape[:2], group, q.shape[3])
+            together = q.reshape(*k.shape[:2], group, q.shape[3])
             attended = F.scaled_dot_product_attention(together, k, v, attn_mask=mask)
             return self.o_proj(attended.reshape(q.shape[0], 1, -1))  # type: ignore[no-any-return]
         keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
