@@ -300,3 +300,38 @@ def test_stages_can_be_run_one_by_one(run):
     assert after["drafting"] == before["drafting"] and after["target"] == before["target"]
     wrong = CliRunner().invoke(main, [*arguments, "--stages", "heads"])
     assert wrong.exit_code == 2 and "no stages heads; there are target, head, evaluate" in wrong.output
+
+
+def test_the_index_branch_learns_which_pages_a_peaked_attention_reads():
+    model = TargetModel(CONFIG, seed=0)
+    with torch.no_grad():
+        model.embed_tokens.weight.mul_(50)
+        for name, parameter in model.named_parameters():
+            if name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight")):
+                parameter.fill_(2.0)
+    branch = [parameter for name, parameter in model.named_parameters() if "index" in name]
+    optimiser = torch.optim.AdamW(branch, lr=2e-2)
+    losses = []
+    for step in range(25):
+        lessons = Lessons(4)
+        model(some_tokens(4, 64, seed=step) % 32, lessons=lessons)
+        loss = torch.stack(lessons.losses).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.05
+
+
+def test_the_models_compute_under_autocast(target, head):
+    tokens = some_tokens(2, 24)
+    with torch.no_grad():
+        wanted, captured = target(tokens)
+        drafts = head.unroll(captured, tokens, 2)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits, captured = target(tokens, Past(24), Lessons(1))
+            rounded = head.unroll(captured, tokens, 2)
+    assert logits.dtype is rounded[1].dtype is torch.float32
+    for exact, close in ((drafts[0], rounded[0]), (drafts[1], rounded[1])):
+        assert float((exact - close).abs().mean()) < 0.2 * float(exact.std())
+    assert not torch.equal(logits, wanted)

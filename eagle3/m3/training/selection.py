@@ -10,7 +10,7 @@ _NEVER = -1e9
 def causal(rows: int, keys: int, device: torch.device) -> torch.Tensor:
     """Which of ``keys`` tokens each of the last ``rows`` of them sees, bool [S, N]."""
     position = torch.arange(keys, device=device)
-    return position <= position[keys - rows :].unsqueeze(1)
+    return position <= position[keys - rows :].unsqueeze(1)  # type: ignore[no-any-return]
 
 
 def own_pages(rows: int, keys: int, page_size: int, device: torch.device) -> torch.Tensor:
