@@ -6,15 +6,24 @@ import torch
 
 from eagle3.errors import ShapeMismatch
 from eagle3.ops.library import operator
-from eagle3.ops.tile import row_tiles, stacked, widened
+from eagle3.ops.tile import TILE_ROWS, row_tiles, stacked, widened
 from graphcheck.contract import capture_safe
+
+# In MKL a row has the same bits at every place of a 16-row tile. In OpenBLAS it does not, so there each row is a product
+# of its own, which costs three times as much where there are many.
+TILED = torch.backends.mkl.is_available()
 
 
 def _linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    columns = widened(weight).t()
-    products = [torch.mm(tile, columns) for tile in row_tiles(x)]
+    wide = widened(weight)
+    if TILED or not x.is_cpu:
+        products = [torch.mm(tile, wide.t()) for tile in row_tiles(x)]
+    else:
+        counts = [rows.shape[0] for rows in x.split(TILE_ROWS)]
+        tiles = zip(row_tiles(x), counts, strict=False)
+        products = [torch.stack([torch.mv(wide, row) for row in tile[:count]]) for tile, count in tiles]
     if bias is not None:
         for product in products:
             product[:, : bias.shape[0]].add_(bias.to(torch.float32))

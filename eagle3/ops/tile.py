@@ -2,8 +2,8 @@
 
 BLAS chooses a kernel, and with it the order of a sum, by the shape of a product; vectorised functions treat the last few
 elements of a tensor otherwise than the rest. A tensor of one fixed shape, whose sides are multiples of the vector
-length, has neither effect: a row gets the same bits at every place of every tile. (Measured on x86 with MKL; the tests
-measure it wherever they run.)
+length, has neither effect: a row gets the same bits at every place of every tile. (Measured with MKL and with torch's own
+vectorised functions; the tests measure it wherever they run.)
 """
 
 from __future__ import annotations

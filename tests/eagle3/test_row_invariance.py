@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from eagle3 import ops
 from eagle3.errors import ShapeMismatch, UnknownKernels
 from eagle3.ops import Operators, plain
+from eagle3.ops.linear import TILED
 
 torch.set_num_threads(1)
 PLACES = ((1, 0), (2, 1), (4, 0), (4, 3), (5, 2), (15, 14), (16, 7), (17, 16), (33, 5), (64, 63))
@@ -41,11 +44,13 @@ def assert_invariant(function, row: torch.Tensor) -> None:
         assert equal_bits(function(full)[place], alone), (full.shape[0], place)
 
 
+@pytest.mark.parametrize("tiled", sorted({False, TILED}), ids={False: "rows", True: "tiles"}.get)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("depth", "columns"), [(256, 704), (704, 256), (768, 256), (256, 260), (100, 37), (33, 7), (5, 1), (1024, 48)]
 )
-def test_linear(depth, columns, dtype):
+def test_linear(depth, columns, dtype, tiled, monkeypatch):
+    monkeypatch.setattr(sys.modules["eagle3.ops.linear"], "TILED", tiled)
     weight, bias = random(columns, depth, seed=1, dtype=dtype), random(columns, seed=2, dtype=dtype)
     assert_invariant(lambda x: ops.linear(x, weight, bias), random(depth, seed=3, dtype=dtype))
 
