@@ -57,13 +57,14 @@ class Target:
         the residual stream at the inputs of ``config.capture_layers``.
 
         Args:
-            tokens: [T] int32 or int64, device, each 0..V-1, of padding rows too.
-            positions: [T] int32 or int64, device; of rows without a token anything.
+            tokens: [T] int32 or int64, device. Outside the vocabulary they count as its first or last token: a padding
+                row may hold anything.
+            positions: [T] int32 or int64, device; of padding rows anything.
             attention: bound to the step and to the caches.
 
         Read live: tokens and positions. Frozen at capture: T, and what the attention freezes.
         """
-        hidden = self.embed.index_select(0, tokens)
+        hidden = self.embed.index_select(0, tokens.clamp(0, self.config.vocab_size - 1))
         captured = []
         for layer in range(self.config.layers):
             if layer in self.config.capture_layers:

@@ -24,11 +24,12 @@ def continued(model: TargetModel, prompts: torch.Tensor, new_tokens: int, at_onc
         tokens = chunk.to(device)
         past = Past(chunk.shape[1] + new_tokens)
         following, grown = tokens, [tokens]
-        for _ in range(new_tokens):
-            with autocast(device):
+        # One context for all steps: it keeps the weights that it has rounded.
+        with autocast(device):
+            for _ in range(new_tokens):
                 logits, _ = model(following, past)
-            following = logits[:, -1:].float().argmax(-1)
-            grown.append(following)
+                following = logits[:, -1:].argmax(-1)
+                grown.append(following)
         done.append(torch.cat(grown, 1))
     return torch.cat(done)
 

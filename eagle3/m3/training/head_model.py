@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from eagle3.m3.training.model import FeedForward, Norm, Rotation, exact_logits, initialise
+from eagle3.m3.training.blocks import FeedForward, Norm, Rotation, exact_logits, initialise
 
 
 class _Attention(nn.Module):
@@ -117,7 +117,8 @@ class HeadModel(nn.Module):
         keys.append(self.rotation(self._heads(layer.self_attn.k_proj(both)), positions))
         values.append(self._heads(layer.self_attn.v_proj(both)))
         hidden = hidden + layer.self_attn.o_proj(self._attend(q, keys, values))
-        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        mixed: torch.Tensor = layer.mlp(layer.post_attention_layernorm(hidden))
+        return hidden + mixed
 
     def _attend(self, q: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
         batch, heads, rows, dim = q.shape
@@ -133,4 +134,4 @@ class HeadModel(nn.Module):
         return attended.reshape(batch, heads, rows, dim).transpose(1, 2).flatten(2)
 
     def _heads(self, flat: torch.Tensor) -> torch.Tensor:
-        return flat.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        return flat.view(*flat.shape[:2], -1, self.head_dim).transpose(1, 2)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from eagle3.m3.config import TargetConfig
+from eagle3.m3.training.blocks import FeedForward, Norm, Rotation, exact_logits, initialise
 from eagle3.m3.training.selection import (
     causal,
     index_loss,
@@ -58,36 +59,6 @@ class Lessons:
     covered: list[torch.Tensor] = field(default_factory=list)
 
 
-class Norm(nn.Module):
-    """RMSNorm over the last dimension, in fp32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(rows.float(), self.weight.shape, self.weight, self.eps)
-
-
-class Rotation(nn.Module):
-    """Half-split RoPE of the leading dims of heads [B, h, S, D] at given positions [S]."""
-
-    angles: torch.Tensor
-
-    def __init__(self, positions: int, rotary_dim: int, theta: float) -> None:
-        super().__init__()
-        frequencies = theta ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
-        angles = torch.arange(positions, dtype=torch.float64).unsqueeze(1) * frequencies
-        self.register_buffer("angles", torch.stack((angles.cos(), angles.sin())).float(), persistent=False)
-
-    def forward(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        cos, sin = self.angles[:, positions].unbind(0)
-        half = cos.shape[-1]
-        first, second, still = heads.tensor_split((half, 2 * half), -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin, still), -1)
-
-
 class SelfAttention(nn.Module):
     """Attention of one layer; a sparse one attends densely until it selects."""
 
@@ -130,19 +101,22 @@ class SelfAttention(nn.Module):
         group = self.config.q_heads // self.config.kv_heads
         if q.shape[2] == 1:
             # One row sees what its mask says and nothing comes after it: the heads of a group can stand as rows.
-            together = q.view(*k.shape[:2], group, q.shape[3])
+            together = q.reshape(*k.shape[:2], group, q.shape[3])
             attended = F.scaled_dot_product_attention(together, k, v, attn_mask=mask)
-            return self.o_proj(attended.reshape(q.shape[0], 1, -1))  # type: ignore[no-any-return]
+            return self._out(attended.reshape(q.shape[0], 1, -1))
         keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         if mask is None and q.shape[2] == keys.shape[2]:
             attended = F.scaled_dot_product_attention(q, keys, values, is_causal=True)
         else:
             seen = causal(q.shape[2], keys.shape[2], q.device) if mask is None else mask.repeat_interleave(group, 1)
             attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
-        return self.o_proj(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self._out(attended.transpose(1, 2).flatten(2))
+
+    def _out(self, attended: torch.Tensor) -> torch.Tensor:
+        return self.o_proj(attended)  # type: ignore[no-any-return]
 
     def _heads(self, flat: torch.Tensor) -> torch.Tensor:
-        return flat.unflatten(2, (-1, self.config.head_dim)).transpose(1, 2)
+        return flat.view(*flat.shape[:2], -1, self.config.head_dim).transpose(1, 2)
 
     def _select(
         self,
@@ -178,19 +152,6 @@ class SelfAttention(nn.Module):
             return token_mask(select_pages(scores, own, self.config.top_k), k.shape[2], page_size)
 
 
-class FeedForward(nn.Module):
-    """A gated feed-forward layer."""
-
-    def __init__(self, hidden: int, wide: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, wide, bias=False)
-        self.up_proj = nn.Linear(hidden, wide, bias=False)
-        self.down_proj = nn.Linear(wide, hidden, bias=False)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(rows)) * self.up_proj(rows))  # type: ignore[no-any-return]
-
-
 class Layer(nn.Module):
     """One layer: attention, then feed-forward, each on a normed copy of the residual stream."""
 
@@ -200,6 +161,21 @@ class Layer(nn.Module):
         self.self_attn = SelfAttention(config, layer)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config.hidden_size, config.intermediate_size)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        rotation: Rotation,
+        positions: torch.Tensor,
+        selecting: bool,
+        past: Past | None,
+        lessons: Lessons | None,
+        dropout: float,
+    ) -> torch.Tensor:
+        attended = self.self_attn(self.input_layernorm(hidden), rotation, positions, selecting, past, lessons)
+        hidden = hidden + F.dropout(attended, dropout, self.training)
+        mixed = self.mlp(self.post_attention_layernorm(hidden))
+        return hidden + F.dropout(mixed, dropout, self.training)
 
 
 class TargetModel(nn.Module):
@@ -243,29 +219,7 @@ class TargetModel(nn.Module):
         for index, layer in enumerate(self.layers):
             if index in self.config.capture_layers:
                 captured.append(hidden)
-            normed = layer.input_layernorm(hidden)
-            attended = layer.self_attn(normed, self.rotation, positions, self.selecting, past, lessons)
-            hidden = hidden + F.dropout(attended, self.dropout, self.training)
-            mixed = layer.mlp(layer.post_attention_layernorm(hidden))
-            hidden = hidden + F.dropout(mixed, self.dropout, self.training)
+            hidden = layer(hidden, self.rotation, positions, self.selecting, past, lessons, self.dropout)
         if past is not None:
             past.length += tokens.shape[1]
         return exact_logits(self.norm(hidden), self.lm_head), torch.cat(captured, 2)
-
-
-def exact_logits(normed: torch.Tensor, lm_head: nn.Linear) -> torch.Tensor:
-    """Logits in fp32 also under autocast: rounded to bf16, the two best tokens of a row are too often equal."""
-    with torch.autocast(normed.device.type, enabled=False):
-        return F.linear(normed.float(), lm_head.weight)
-
-
-def initialise(module: nn.Module, seed: int, depth: int) -> None:
-    """Weights of every matrix are drawn from one generator; those that write the residual stream begin smaller."""
-    draw = torch.Generator().manual_seed(seed)
-    for name, parameter in module.named_parameters():
-        if parameter.dim() == 2:
-            deviation = 0.02 if "embed" in name else parameter.shape[1] ** -0.5
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                deviation *= (2 * depth) ** -0.5
-            with torch.no_grad():
-                parameter.copy_(torch.randn(parameter.shape, generator=draw) * deviation)

@@ -21,7 +21,8 @@ def own_pages(rows: int, keys: int, page_size: int, device: torch.device) -> tor
 def by_page(tokens: torch.Tensor, page_size: int, fill: float) -> torch.Tensor:
     """[..., N] as [..., J, P], filled up behind the last token."""
     short = -tokens.shape[-1] % page_size
-    return torch.nn.functional.pad(tokens, (0, short), value=fill).unflatten(-1, (-1, page_size))
+    padded = torch.nn.functional.pad(tokens, (0, short), value=fill)
+    return padded.reshape(*tokens.shape[:-1], -1, page_size)
 
 
 def page_scores(index_q: torch.Tensor, index_k: torch.Tensor, page_size: int) -> torch.Tensor:

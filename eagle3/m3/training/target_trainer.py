@@ -32,7 +32,7 @@ class TargetRecipe:
     """
 
     steps: int = 9000
-    seconds: float = 330.0
+    seconds: float = 320.0
     batch: int = 32
     length: int = 1024
     rate: float = 2e-3

@@ -108,14 +108,13 @@ def listing_of(sources: Mapping[str, bytes]) -> str:
 def differences(sources: Mapping[str, bytes], listing: str) -> list[str]:
     """What distinguishes the sources from a listing, one sentence for each file."""
     listed = {path: digest for digest, _, path in (line.partition("  ") for line in listing.splitlines())}
-    wrong = [f"{path} is missing" for path in listed if path not in sources]
-    wrong += [f"{path} is not listed" for path in sources if path not in listed]
-    wrong += [
+    wrong = [
         f"{path} has other contents"
         for path, content in sources.items()
         if path in listed and hashlib.sha256(content).hexdigest() != listed[path]
     ]
-    return sorted(wrong)
+    wrong += [f"{path} is missing" for path in listed if path not in sources]
+    return wrong + [f"{path} is not listed" for path in sources if path not in listed]
 
 
 def load_text(source: Path | None = None, *, listing: Path = LISTING, allow_other: bool = False) -> Text:
