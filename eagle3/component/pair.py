@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from eagle3.checkpoint import TargetTables, load_head
+from eagle3.checkpoint import load_head
 from eagle3.config import HeadConfig
 from eagle3.head import DraftHead
 from eagle3.m3.attention import allocate_caches
@@ -13,6 +13,7 @@ from eagle3.m3.target import Target
 from eagle3.m3.weights import random_weights
 from eagle3.ops import Operators
 from eagle3.pools import draft_geometry
+from eagle3.published import random_tensors
 from eagle3.step import Caches
 from msa import Geometry, PagedCache
 
@@ -77,7 +78,7 @@ class Pair:
         weights["lm_head.weight"] = weights["embed_tokens.weight"].roll(1, 0)
         operators = Operators(kernels)
         self.target = Target(TARGET, {name: tensor.to(device) for name, tensor in weights.items()}, operators)
-        loaded = load_head(random_head(), HEAD, target=TargetTables(self.target.embed, self.target.lm_head), device=device)
+        loaded = load_head(random_tensors(HEAD, 3), HEAD, device=device)
         self.head = DraftHead(HEAD, loaded.weights, loaded.embed, loaded.lm_head, operators)
         geometry = TARGET.geometry(max_batch=BUCKET, num_pages=BUCKET * PAGES, dtype=torch.float32)
         of_draft = draft_geometry(self.head, TARGET, geometry, BUCKET * PAGES)
