@@ -193,13 +193,16 @@ def _caches(config: EngineConfig) -> Iterator[CreationRefused]:
     pools = [("target", target, bytes_target, extra if managers.shared else 0)]
     if managers.draft is not None:
         pools.append(("draft", draft, bytes_draft, extra))
+    short = []
     for role, cost, budget, more in pools:
         needed, held = config.max_seq_len + steps + more, cost.tokens(budget) // config.page_size * config.page_size
         if held < needed:
-            yield CreationRefused(
-                f"the {role} cache holds {held} tokens in {budget} bytes, one request of max_seq_len "
-                f"{config.max_seq_len} may need {needed}; raise the budget or lower max_seq_len"
-            )
+            short.append(f"{held} of {needed} tokens in {budget} bytes for the {role}")
+    if short:
+        yield CreationRefused(
+            f"caches do not hold one request of max_seq_len {config.max_seq_len} ({', '.join(short)}); "
+            "raise the budget or lower max_seq_len"
+        )
 
 
 _CHECKS: tuple[Callable[[EngineConfig], Iterator[CreationRefused]], ...] = (

@@ -236,6 +236,32 @@ def test_a_suspended_request_finds_its_bits_in_other_pages():
     assert manager.tier.kept == {}
 
 
+@pytest.mark.parametrize("page", [4, 16])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_slot_of_a_step_lies_in_its_pages_around_every_boundary(page, overlap):
+    """All lengths around a page, all counts, one step and the one behind it; the last draft slot is needed once."""
+    for draft_len in range(1, 5):
+        extra, tight = extra_kv_tokens(draft_len), False
+        for past in (page - 1, page, page + 1, page + draft_len, 2 * page - 1):
+            for first in range(1, draft_len + 2):
+                for second in range(1, draft_len + 2):
+                    cache = RequestCache(0, PagePool(20), page, extra)
+                    cache.grow(past)
+                    cache.launch()
+                    cache.settle(past)
+                    true = past
+                    for kept in (first, second):
+                        assert cache.grow(1 + draft_len)
+                        cache.launch()
+                        written = max(true + draft_len, true + kept + draft_len - 2)
+                        assert written < cache.capacity <= len(cache.pages) * page
+                        tight |= written == cache.capacity - 1
+                        true += kept
+                        if not overlap:
+                            cache.settle(kept)
+        assert tight
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("draft_len", range(5))
 def test_a_dummy_holds_what_its_step_writes_and_no_token_less(page_size, draft_len):
