@@ -120,7 +120,7 @@ def _keep(
     """Counts and tokens, from which drafts are kept [B, L] int32; padding rows count 0."""
     real = kv_lens > 0
     out_count.copy_((kept.cumprod(1, dtype=torch.int32).sum(1) + 1) * real)
-    out_tokens.copy_(torch.where(real.unsqueeze(1), tokens, PADDING_TOKEN))
+    out_tokens.copy_(tokens.masked_fill(~real.unsqueeze(1), PADDING_TOKEN))
 
 
 def _check(

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from eagle3 import DraftLengths, Eagle3Error
 from eagle3.errors import ShapeMismatch
 from eagle3.lengths import extra_kv_tokens
+from msa import DecodeDriver
+from msa.bench import small
 
 torch.set_num_threads(1)
 
@@ -163,6 +165,29 @@ def test_tensors_that_drivers_already_read_are_shared():
     lengths = DraftLengths(2, 1, "cpu", kv_lens=kv_lens, past=past)
     lengths.stage([4])
     assert kv_lens.tolist() == [6, 0] and past.tolist() == [4, 0]
+
+
+@pytest.mark.parametrize("draft_len", [1, 3])
+def test_drivers_that_share_the_lengths_write_where_the_loop_says(draft_len):
+    """Verify and draft drivers over one tensor: every ladder stands at the loop's positions, padding writes nowhere."""
+    geometry = small()
+    pages = [list(range(b * 10, b * 10 + 10)) for b in range(3)]
+    verify = DecodeDriver(geometry, 3, 1 + draft_len, "cpu")
+    draft = DecodeDriver(geometry, 3, 1, "cpu", kv_lens=verify.kv_lens, page_table=verify.page_table)
+    lengths = DraftLengths(3, draft_len, "cpu", kv_lens=verify.kv_lens)
+    verify.page_table[:2] = torch.tensor(pages[:2], dtype=torch.int32)
+    lengths.stage([15, 40])
+    verify.plan()
+    real = 2 * (1 + draft_len)
+    assert torch.equal(verify.ladder.qo_offsets[:real], lengths.positions[:real])
+    assert verify.ladder.slots[real:].tolist() == [geometry.dummy_slot] * (1 + draft_len)
+    keep(lengths, draft_len + 1, 1)
+    for step in range(draft_len):
+        lengths.draft_advance(step)
+        draft.plan()
+        assert torch.equal(draft.ladder.qo_offsets[:2], lengths.draft_positions[:2])
+        slots = [pages[b][p // 16] * 16 + p % 16 for b, p in enumerate(lengths.draft_positions[:2].tolist())]
+        assert draft.ladder.slots.tolist() == [*slots, geometry.dummy_slot]
 
 
 @pytest.mark.parametrize("past", [[1, 2, 3], [-1]])
