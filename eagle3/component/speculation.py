@@ -1,0 +1,135 @@
+"""What the components with a small pair share: variants, batches, contents of caches and what nobody owns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from eagle3.component.pair import BUCKET, PAGES, VOCABULARY, Pair, successors
+from eagle3.lengths import DraftLengths, extra_kv_tokens
+from graphcheck import Case, Component, batch, case, contents, integers, lengths, page_tables
+from msa import PagedCache
+from msa.scene import Scene
+
+KINDS = ("normal", "ties", "zeros")
+NOTHING = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
+# Whatever a row behind the batch holds must be harmless.
+TRASH = (-1, 2**31, VOCABULARY, -(2**40))
+
+
+class Speculation(Component):
+    """A bucket of requests at a verify step, for several draft lengths, whose graphs share a pool and the caches.
+
+    A case says how many tokens each request has, and how many of its drafts are kept: 1..1+L with the bonus, by
+    construction of the drafts.
+
+    Attributes:
+        DRAFT_LENS: L of each variant.
+        kernels: of operators and attention; None for Triton on a real GPU and the portable ones elsewhere.
+    """
+
+    DRAFT_LENS: ClassVar[Mapping[str, int]] = {"l1": 1, "l3": 3}
+    kernels: ClassVar[str | None] = None
+
+    def fields(self) -> dict[str, SearchStrategy[Any]]:
+        """The strategies of the case's fields."""
+        most = max(self.DRAFT_LENS.values())
+        page = 16
+        return {
+            "variant": st.sampled_from(sorted(self.DRAFT_LENS)),
+            "size": batch(BUCKET),
+            "past": lengths(BUCKET, 1, PAGES * page - most - 1 - extra_kv_tokens(most), page=page, qo_len=1 + most),
+            "kept": lengths(BUCKET, 1, 1 + most),
+            "table": page_tables(BUCKET, PAGES, BUCKET * PAGES),
+            "seed": integers(0, 2**16 - 1),
+            "kv": contents(KINDS),
+        }
+
+    def cases(self) -> SearchStrategy[Case]:
+        return case(**self.fields())
+
+    def key(self, case: Case) -> str:
+        return str(case.variant)
+
+    def draft_len(self, case: Case) -> int:
+        """L of the case's variant."""
+        return self.DRAFT_LENS[case.variant]
+
+    def past(self, case: Case) -> list[int]:
+        """Tokens with valid KV of each real request."""
+        return [int(tokens) for tokens in case.past[: case.size]]
+
+    def kept(self, case: Case) -> list[int]:
+        """Tokens that the step keeps of each real request."""
+        most = 1 + self.draft_len(case)
+        return [min(int(count), most) for count in case.kept[: case.size]]
+
+    def tokens(self, case: Case) -> torch.Tensor:
+        """Last token and drafts [B, 1 + L] int64, host: the target keeps as many as the case says."""
+        draft_len = self.draft_len(case)
+        rows = []
+        for request in range(BUCKET):
+            last = (case.seed * 7 + request * 29) % VOCABULARY
+            row = [last, *successors(last, draft_len)]
+            if request < case.size:
+                # The first draft that is not kept is wrong; those behind it may be what they like.
+                for place in range(self.kept(case)[request], 1 + draft_len):
+                    row[place] = (row[place] + 11 + place) % VOCABULARY
+            else:
+                row = [TRASH[(request + place) % len(TRASH)] for place in range(1 + draft_len)]
+            rows.append(row)
+        return torch.tensor(rows)
+
+    def scene(self, case: Case, extra: int = 0) -> Scene:
+        """The batch with the tokens of its verify step, and ``extra`` more of each request."""
+        ahead = 1 + self.draft_len(case) + extra
+        return _scene(self.pair.caches.geometry, ahead, tuple(tokens + ahead for tokens in self.past(case)), case.table)
+
+    def fill(self, cache: PagedCache, scene: Scene, case: Case, part: int) -> None:
+        """The cache holds the case's contents where a request has tokens, and NaN everywhere else."""
+        dead = ~scene.alive(history_only=True).to(cache.k.device)
+        for number, tensor in enumerate(tensors_of(cache).values()):
+            case.kv.fill(tensor, part + number)
+            tensor.masked_fill_(dead, math.nan)
+
+    def stage_lengths(self, held: DraftLengths, case: Case) -> None:
+        """The step's lengths follow from the case; rows behind the batch are padding."""
+        held.stage(self.past(case))
+
+    def chosen_kernels(self, device: torch.device) -> str:
+        """What this component computes with on a device."""
+        if self.kernels is not None:
+            return self.kernels
+        return kernels_for(device)
+
+    def build(self, device: torch.device) -> Pair:
+        """The models and caches of this component."""
+        return Pair(device, self.chosen_kernels(device))
+
+
+def tensors_of(cache: PagedCache) -> dict[str, torch.Tensor]:
+    """The tensors of a cache by name."""
+    held = {"k": cache.k, "v": cache.v}
+    return held if cache.index_k is None else held | {"index_k": cache.index_k}
+
+
+def pad(values: list[int], neutral: int = 0) -> torch.Tensor:
+    """A value for each row of the bucket [B] int32, host: the neutral one behind the batch."""
+    return torch.tensor(values + [neutral] * (BUCKET - len(values)), dtype=torch.int32)
+
+
+@lru_cache(maxsize=8)
+def _scene(geometry: Any, ahead: int, kv_lens: tuple[int, ...], table: Any) -> Scene:
+    """Kept, since every member of the contract asks for it, in both arms."""
+    drawn = table.tensor()
+    shared = 0
+    if table.kind == "shared":
+        shared = int((drawn == drawn[:1]).all(0).sum())
+        drawn = type(table)("permuted", table.seed, table.rows, table.width, table.pages).tensor()
+    return Scene.build(geometry, BUCKET, ahead, list(kv_lens), drawn.tolist(), shared)
