@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -61,14 +62,27 @@ def m3_variants(*parallel: int, bucket: int = 2) -> dict[str, Variant]:
 class Bench:
     """Driver, cache and inputs of one variant.
 
+    Args:
+        variant: sizes.
+        device: where everything lives.
+        kernels: of the driver, which with "triton" is prepared here.
+        scales: of the cache, by name, where it is fp8.
+
     Attributes:
         q: [T, Hq, D], k, v: [T, Hkv, D], index_q: [T, Hidx, D], index_k: [T, 1, D]; dtype, device.
     """
 
-    def __init__(self, variant: Variant, device: torch.device) -> None:
+    def __init__(
+        self,
+        variant: Variant,
+        device: torch.device,
+        kernels: str = "portable",
+        scales: Mapping[str, float] | None = None,
+    ) -> None:
         geometry, rows = variant.geometry, variant.rows
-        self.driver = DecodeDriver(geometry, variant.bucket, variant.qo_len, device)
-        self.cache = PagedCache.allocate(geometry, device)
+        self.variant = variant
+        self.driver = DecodeDriver(geometry, variant.bucket, variant.qo_len, device, kernels=kernels)
+        self.cache = PagedCache.allocate(geometry, device, **(scales or {}))
 
         def new(heads: int) -> torch.Tensor:
             return torch.empty(rows, heads, geometry.head_dim, dtype=geometry.dtype, device=device)
@@ -77,6 +91,7 @@ class Bench:
         self.k, self.v = new(geometry.kv_heads), new(geometry.kv_heads)
         self.index_q, self.index_k = new(geometry.index_heads), new(1)
         self.overlap = OverlapLengths(variant.bucket, variant.qo_len, device)
+        self.driver.prepare(self.q, self.k, self.v, self.index_q, self.index_k, self.cache)
 
     def caches(self) -> dict[str, torch.Tensor]:
         """The caches by buffer name."""

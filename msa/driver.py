@@ -12,8 +12,8 @@ from msa.cache import PagedCache
 from msa.errors import BatchTooLarge, GeometryError, ShapeMismatch
 from msa.geometry import Geometry
 from msa.ladder import Ladder
-from msa.ops import dense_attention, kv_write, proxy_score, select_pages, sparse_gqa
 from msa.paging import pad_rows
+from msa.passes import Passes, PortablePasses
 
 if TYPE_CHECKING:
     from msa.ops.triton.partials import Partials
@@ -48,7 +48,8 @@ class DecodeDriver:
         scores: [Hidx, T, W] fp32, device; columns behind a row's valid pages are never written.
         page_ids: [T, Hkv, K] int32, device.
         out: [T, Hq, D] dtype, device: the default output.
-        triton: the Triton passes; None with portable operators.
+        passes: what runs the passes.
+        triton: the same, if they are Triton's; None with portable operators.
 
     Raises:
         CaptureRefused: the current stream is capturing.
@@ -99,6 +100,7 @@ class DecodeDriver:
             from msa.ops.triton.passes import TritonPasses
 
             self.triton = TritonPasses(geometry, rows, device, partials=partials, pdl=pdl)
+        self.passes: Passes = PortablePasses(geometry) if self.triton is None else self.triton
 
     def prepare(
         self,
@@ -129,7 +131,7 @@ class DecodeDriver:
         self.triton.correct_and_plan(self.ladder, self.kv_lens, self.page_table, torch.zeros_like(lengths), accepted)
         self.plan()
         self.sparse_layer(q, k, v, index_q, index_k, cache, out)
-        self.dense_layer(q, k, v, PagedCache(cache.k, cache.v), out)
+        self.dense_layer(q, k, v, cache.dense(), out)
         self.kv_lens.copy_(lengths)
         self.plan()
 
@@ -151,10 +153,7 @@ class DecodeDriver:
 
     def plan(self) -> None:
         """Every derived field follows from ``kv_lens`` and ``page_table``; device only, idempotent."""
-        if self.triton is not None:
-            self.triton.plan_ladder(self.ladder, self.kv_lens, self.page_table)
-            return
-        self.ladder.plan(self.kv_lens, self.page_table)
+        self.passes.plan_ladder(self.ladder, self.kv_lens, self.page_table)
 
     @capture_safe(dynamic=("k", "v", "index_k"), static=("self",), out=("cache",))
     def write(self, cache: PagedCache, k: torch.Tensor, v: torch.Tensor, index_k: torch.Tensor | None = None) -> None:
@@ -170,13 +169,7 @@ class DecodeDriver:
         """
         if (index_k is None) != (cache.index_k is None):
             raise ShapeMismatch("index keys and an index cache belong together; dense layers have neither")
-        if self.triton is not None:
-            self.triton.kv_write_layer(cache.k, cache.v, cache.index_k, k, v, index_k, self.ladder.slots)
-            return
-        kv_write(cache.k, k, self.ladder.slots)
-        kv_write(cache.v, v, self.ladder.slots)
-        if index_k is not None and cache.index_k is not None:
-            kv_write(cache.index_k, index_k, self.ladder.slots)
+        self.passes.write(cache, k, v, index_k, self.ladder.slots)
 
     @capture_safe(dynamic=("index_q", "cache"), static=("self",))
     def score(self, index_q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
@@ -185,36 +178,21 @@ class DecodeDriver:
         Raises:
             ShapeMismatch: the cache is a dense layer's.
         """
-        if cache.index_k is None:
-            raise ShapeMismatch("this cache has no index keys; allocate it with sparse=True")
-        score = proxy_score if self.triton is None else self.triton.proxy_score
-        score(self.scores, index_q, cache.index_k, self.page_table, self.kv_lens, self.qo_len)
+        self.passes.score(self.scores, index_q, cache, self.page_table, self.kv_lens, self.qo_len)
         return self.scores
 
     def select(self) -> torch.Tensor:
         """Selected pages of the step, in ``page_ids``, from ``scores``; device only."""
-        geometry = self.geometry
-        select = select_pages if self.triton is None else self.triton.select_pages
-        select(self.page_ids, self.scores, self.ladder.valid_pages, geometry.init_pages, geometry.local_pages)
+        self.passes.select(self.page_ids, self.scores, self.ladder.valid_pages)
         return self.page_ids
 
     @capture_safe(dynamic=("q", "cache"), static=("self",), out=("out",))
     def attend_sparse(self, q: torch.Tensor, cache: PagedCache, out: torch.Tensor | None = None) -> torch.Tensor:
         """Attention over ``page_ids``, in ``out``. ``q`` and ``out`` [T, Hq, D] dtype, device."""
         out = self.out if out is None else out
-        attend = sparse_gqa if self.triton is None else self.triton.sparse_gqa
-        attend(
-            out,
-            q,
-            cache.k,
-            cache.v,
-            self.page_ids,
-            self.page_table,
-            self.ladder.row_requests,
-            self.kv_lens,
-            self.ladder.qo_offsets,
-            self.geometry.scale,
-        )
+        ladder = self.ladder
+        where = (self.page_ids, self.page_table, ladder.row_requests, self.kv_lens, ladder.qo_offsets)
+        self.passes.attend_sparse(out, q, cache, *where)
         return out
 
     @capture_safe(dynamic=("q", "cache"), static=("self", "heads_at_once"), out=("out",))
@@ -227,8 +205,7 @@ class DecodeDriver:
         """
         out = self.out if out is None else out
         table = self.page_table.narrow(1, 0, self.geometry.dense_pages)
-        attend = dense_attention if self.triton is None else self.triton.dense_attention
-        attend(out, q, cache.k, cache.v, table, self.kv_lens, self.qo_len, self.geometry.scale, heads_at_once)
+        self.passes.attend_dense(out, q, cache, table, self.kv_lens, self.qo_len, heads_at_once)
         return out
 
     @capture_safe(dynamic=("q", "k", "v", "index_q", "index_k", "cache"), static=("self",), out=("out",))

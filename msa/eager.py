@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import torch
 
 from msa.cache import PagedCache
+from msa.driver import KERNELS
 from msa.errors import GeometryError, ShapeMismatch
-from msa.geometry import Geometry
-from msa.ops import dense_attention, kv_write, proxy_score, select_pages, sparse_gqa
+from msa.geometry import ALIGNMENT, Geometry
 from msa.paging import FlatTable, check_lengths
+from msa.passes import Passes, PortablePasses, index_keys
 
 
 @dataclass(frozen=True)
 class Request:
-    """Host-side plan of one request.
+    """Host-side plan of one request, or of consecutive rows of one.
 
     Args:
         first: its first row in the batch.
@@ -55,6 +56,10 @@ class Request:
 class EagerBatch:
     """One batch planned on the host. Rows are request-major; request b has ``qo_lens[b]`` of them.
 
+    With Triton kernels a request of at most ``geometry.max_qo_len`` query tokens gets the launches that a driver of as
+    many query tokens makes, and with them its bits. A longer one runs in pieces of that many rows, one after the other:
+    right, and not fast; its bits may depend on where the pieces begin.
+
     Args:
         geometry: sizes; ``max_qo_len`` and ``max_batch`` do not bind here.
         qo_lens: query tokens of each request, at least 1.
@@ -62,9 +67,10 @@ class EagerBatch:
             leading rows have no token.
         table: flat page table staged from the same lengths.
         device: where the caches live.
+        kernels: "portable" or "triton", as in `DecodeDriver`.
 
     Raises:
-        GeometryError: the lists do not match, or a request has no query tokens.
+        GeometryError: there are no such kernels, the lists do not match, or a request has no query tokens.
         LengthTooLarge: a request exceeds the capacity.
         StaleTable: table and lengths come from different sources.
     """
@@ -76,7 +82,11 @@ class EagerBatch:
         kv_lens: Sequence[int],
         table: FlatTable,
         device: torch.device | str,
+        *,
+        kernels: str = "portable",
     ) -> None:
+        if kernels not in KERNELS:
+            raise GeometryError(f"kernels {kernels!r}, expected one of {', '.join(KERNELS)}")
         if len(qo_lens) != len(kv_lens) or any(qo_len < 1 for qo_len in qo_lens):
             raise GeometryError(f"qo_lens {list(qo_lens)} for kv_lens {list(kv_lens)}; expected one >= 1 for each")
         check_lengths(kv_lens, geometry, len(kv_lens))
@@ -85,22 +95,34 @@ class EagerBatch:
         self.device = device
         self.rows = sum(qo_lens)
         self.requests: list[Request] = []
+        self.pieces: list[list[Request]] = []
+        most = geometry.max_qo_len if kernels == "triton" else max(self.rows, 1)
         slots: list[int] = []
         pages = table.kv_indices.tolist()
         first = 0
         for request, (qo_len, kv_len) in enumerate(zip(qo_lens, kv_lens, strict=True)):
-            positions = range(kv_len - qo_len, kv_len)
             base = table.indptr[request]
-            slots += [self._slot(position, pages, base) for position in positions]
-            self.requests.append(self._plan(first, qo_len, kv_len, positions, table.row(request)))
+            slots += [self._slot(position, pages, base) for position in range(kv_len - qo_len, kv_len)]
+            whole = self._plan(first, qo_len, kv_len, table.row(request))
+            self.requests.append(whole)
+            self.pieces.append([whole] if qo_len <= most else self._cut(whole, most))
             first += qo_len
         self.slots = torch.tensor(slots, dtype=torch.int64).to(device)
+        self.passes: Passes = PortablePasses(geometry)
+        if kernels == "triton":
+            # Triton reads its mode when it is imported, and portable users need not have it.
+            from msa.ops.triton.passes import TritonPasses
+
+            self.passes = TritonPasses(geometry, most, device)
 
     def _slot(self, position: int, pages: list[int], base: int) -> int:
         page, offset = divmod(position, self.geometry.page_size)
         return self.geometry.dummy_slot if position < 0 else pages[base + page] * self.geometry.page_size + offset
 
-    def _plan(self, first: int, qo_len: int, kv_len: int, positions: range, row: torch.Tensor) -> Request:
+    def _plan(self, first: int, qo_len: int, kv_len: int, row: torch.Tensor) -> Request:
+        """The fields of ``qo_len`` rows that end at ``kv_len``; ``row`` [w] int32, device, their request's pages."""
+        positions = range(kv_len - qo_len, kv_len)
+
         def put(values: list[int], dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype).to(self.device)
 
@@ -109,11 +131,20 @@ class EagerBatch:
             qo_len=qo_len,
             kv_len=kv_len,
             page_table=row.unsqueeze(0),
-            kv_lens=put([kv_len], torch.int32),
+            kv_lens=put([max(kv_len, 0)], torch.int32),
             valid_pages=put([self.geometry.pages(position + 1) for position in positions], torch.int32),
             qo_offsets=put(list(positions), torch.int32),
             row_requests=put([0] * qo_len, torch.int64),
         )
+
+    def _cut(self, whole: Request, most: int) -> list[Request]:
+        """The request in pieces of at most ``most`` rows, each as long as its last row sees."""
+        pieces = []
+        for start in range(0, whole.qo_len, most):
+            count = min(most, whole.qo_len - start)
+            end = whole.kv_len - whole.qo_len + start + count
+            pieces.append(self._plan(whole.first + start, count, end, whole.page_table[0]))
+        return pieces
 
     def write(self, cache: PagedCache, k: torch.Tensor, v: torch.Tensor, index_k: torch.Tensor | None = None) -> None:
         """Keys and values of all rows stand in their slots. Shapes as in `DecodeDriver.write`, T rows in all.
@@ -123,10 +154,7 @@ class EagerBatch:
         """
         if (index_k is None) != (cache.index_k is None):
             raise ShapeMismatch("index keys and an index cache belong together; dense layers have neither")
-        kv_write(cache.k, k, self.slots)
-        kv_write(cache.v, v, self.slots)
-        if index_k is not None and cache.index_k is not None:
-            kv_write(cache.index_k, index_k, self.slots)
+        self.passes.write(cache, k, v, index_k, self.slots)
 
     def score(self, index_q: torch.Tensor, cache: PagedCache) -> list[torch.Tensor]:
         """Proxy scores of each request, fp32 [Hidx, Q, w] at its own width; -inf where a row does not see a page.
@@ -137,16 +165,18 @@ class EagerBatch:
         Raises:
             ShapeMismatch: the cache is a dense layer's.
         """
-        if cache.index_k is None:
-            raise ShapeMismatch("this cache has no index keys; allocate it with sparse=True")
+        index_keys(cache)
         scores = []
-        for request in self.requests:
-            shape = (self.geometry.index_heads, request.qo_len, request.width)
-            mine = torch.full(shape, float("-inf"), device=self.device)
-            if request.width:
-                rows = index_q[request.rows]
-                proxy_score(mine, rows, cache.index_k, request.page_table, request.kv_lens, request.qo_len)
-            scores.append(mine)
+        for request, pieces in zip(self.requests, self.pieces, strict=True):
+            parts = []
+            for piece in pieces:
+                shape = (self.geometry.index_heads, piece.qo_len, piece.width)
+                mine = torch.full(shape, float("-inf"), device=self.device)
+                if request.width:
+                    rows = _aligned(index_q[piece.rows])
+                    self.passes.score(mine, rows, cache, piece.page_table, piece.kv_lens, piece.qo_len)
+                parts.append(mine)
+            scores.append(parts[0] if len(parts) == 1 else torch.cat(parts, 1))
         return scores
 
     def select(self, scores: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -156,49 +186,49 @@ class EagerBatch:
         page_ids = torch.full(shape, -1, dtype=torch.int32, device=self.device)
         for request, mine in zip(self.requests, scores, strict=True):
             if request.width:
-                ids = page_ids[request.rows]
-                select_pages(ids, mine, request.valid_pages, geometry.init_pages, geometry.local_pages)
+                ids = _aligned(page_ids[request.rows])
+                self.passes.select(ids, _aligned(mine), request.valid_pages)
+                page_ids[request.rows].copy_(ids)
         return page_ids
 
     def attend_sparse(self, q: torch.Tensor, cache: PagedCache, page_ids: torch.Tensor) -> torch.Tensor:
         """Attention dtype [T, Hq, D] over the selected pages. ``q`` [T, Hq, D], ``page_ids`` [T, Hkv, K], device."""
         out = torch.zeros(q.shape, dtype=self.geometry.dtype, device=self.device)
-        for request in self.requests:
-            if not request.width:
-                continue
-            rows, true_pages = request.rows, min(self.geometry.top_k, request.width)
-            sparse_gqa(
+        for piece in self._live():
+            rows, listed = piece.rows, self.geometry.top_k
+            if isinstance(self.passes, PortablePasses):
+                # Entries behind the pages that there are cost time only. The kernels split a row by its list.
+                listed = min(listed, piece.width)
+            self.passes.attend_sparse(
                 out[rows],
-                q[rows],
-                cache.k,
-                cache.v,
-                page_ids[rows, :, :true_pages].contiguous(),
-                request.page_table,
-                request.row_requests,
-                request.kv_lens,
-                request.qo_offsets,
-                self.geometry.scale,
+                _aligned(q[rows]),
+                cache,
+                _aligned(page_ids[rows, :, :listed]),
+                piece.page_table,
+                piece.row_requests,
+                piece.kv_lens,
+                piece.qo_offsets,
             )
         return out
 
     def attend_dense(self, q: torch.Tensor, cache: PagedCache, heads_at_once: int = 1) -> torch.Tensor:
         """Attention dtype [T, Hq, D] over everything visible. ``q`` [T, Hq, D], device."""
         out = torch.zeros(q.shape, dtype=self.geometry.dtype, device=self.device)
-        for request in self.requests:
-            if not request.width:
-                continue
-            dense_attention(
-                out[request.rows],
-                q[request.rows],
-                cache.k,
-                cache.v,
-                request.page_table,
-                request.kv_lens,
-                request.qo_len,
-                self.geometry.scale,
+        for piece in self._live():
+            self.passes.attend_dense(
+                out[piece.rows],
+                _aligned(q[piece.rows]),
+                cache,
+                piece.page_table,
+                piece.kv_lens,
+                piece.qo_len,
                 heads_at_once,
             )
         return out
+
+    def _live(self) -> list[Request]:
+        """The pieces of all requests that have pages."""
+        return [piece for pieces in self.pieces for piece in pieces if piece.width]
 
     def sparse_layer(
         self,
@@ -217,3 +247,9 @@ class EagerBatch:
         """A dense layer's step: write, attend."""
         self.write(cache, k, v)
         return self.attend_dense(q, cache)
+
+
+def _aligned(rows: torch.Tensor) -> torch.Tensor:
+    """The rows, copied if they are not contiguous or do not start where the kernels need it."""
+    whole = rows.contiguous()
+    return whole.clone() if whole.data_ptr() % ALIGNMENT else whole

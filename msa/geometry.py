@@ -9,7 +9,10 @@ import torch
 from msa.errors import GeometryError
 
 TILE_ROWS = 16
+# Of the addresses that the Triton kernels take, bytes.
+ALIGNMENT = 16
 MOST_PAGES = 2**20
+FP8 = torch.float8_e4m3fn
 _M3_HEADS = {1: (64, 4), 2: (32, 2), 4: (16, 1), 8: (8, 1)}
 
 
@@ -31,7 +34,9 @@ class Geometry:
         max_pages: W, entries of a row of the page table.
         max_seq_len: longest sequence that the engine admits, tokens.
         num_pages: pages of the pool; the cache has one more, which takes the writes of padding rows.
-        dtype: of queries, caches and outputs.
+        dtype: of queries and outputs, and of the caches unless they have a type of their own.
+        kv_dtype: of keys and values in the cache, for instance fp8 e4m3; ``dtype`` if left out.
+        index_dtype: of index keys in the cache; ``dtype`` if left out.
 
     Raises:
         GeometryError: some of them cannot be served; every objection is named.
@@ -51,6 +56,8 @@ class Geometry:
     local_pages: int = 1
     max_qo_len: int = 8
     dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype | None = None
+    index_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         objections = [
@@ -71,6 +78,8 @@ class Geometry:
         max_seq_len: int | None = None,
         max_qo_len: int = 8,
         dtype: torch.dtype = torch.bfloat16,
+        kv_dtype: torch.dtype | None = None,
+        index_dtype: torch.dtype | None = None,
     ) -> Geometry:
         """The geometry of one MiniMax-M3 shard: D 128, pages of 128 tokens, top-k 16, one local page.
 
@@ -93,7 +102,19 @@ class Geometry:
             max_seq_len=max_pages * 128 if max_seq_len is None else max_seq_len,
             max_qo_len=max_qo_len,
             dtype=dtype,
+            kv_dtype=kv_dtype,
+            index_dtype=index_dtype,
         )
+
+    @property
+    def stored_kv(self) -> torch.dtype:
+        """What keys and values are stored as."""
+        return self.dtype if self.kv_dtype is None else self.kv_dtype
+
+    @property
+    def stored_index(self) -> torch.dtype:
+        """What index keys are stored as."""
+        return self.dtype if self.index_dtype is None else self.index_dtype
 
     @property
     def group(self) -> int:
@@ -155,7 +176,18 @@ class Geometry:
             ),
             (self.max_pages <= MOST_PAGES, f"max_pages {self.max_pages} exceeds {MOST_PAGES}"),
             (self.max_qo_len <= 8, f"max_qo_len {self.max_qo_len}, a decode step takes 1 to 8 query tokens"),
-            (self.dtype.is_floating_point, f"dtype {self.dtype} is no floating-point type"),
+            (
+                self.dtype.is_floating_point and self.dtype.itemsize > 1,
+                f"dtype {self.dtype} is no floating-point type of two bytes or more",
+            ),
+            (
+                self.stored_kv in (self.dtype, FP8),
+                f"kv_dtype {self.kv_dtype}, expected {self.dtype} or {FP8}",
+            ),
+            (
+                self.stored_index in (self.dtype, FP8),
+                f"index_dtype {self.index_dtype}, expected {self.dtype} or {FP8}",
+            ),
         )
         return [words for holds, words in checks if not holds]
 

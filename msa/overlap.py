@@ -57,10 +57,15 @@ class OverlapLengths:
     def correct(self, driver: DecodeDriver) -> None:
         """The driver's lengths are the true ones, and everything that it derives from them is planned anew.
 
-        Device only, in place. The page table stays: its rows have a fixed stride and the correction only shrinks.
+        Device only, in place; one launch where the driver runs on Triton kernels. The page table stays: its rows have
+        a fixed stride and the correction only shrinks.
 
         Read live: ``staged``, ``accepted`` and the table. Frozen at capture: B and Q.
         """
+        if driver.triton is not None and self.qo_len == driver.qo_len:
+            inputs = (driver.ladder, driver.kv_lens, driver.page_table)
+            driver.triton.correct_and_plan(*inputs, self.staged, self.accepted)
+            return
         correct_lengths(driver.kv_lens, self.staged, self.accepted, self.qo_len)
         driver.plan()
 

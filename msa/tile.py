@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from msa.geometry import TILE_ROWS
+from msa.geometry import FP8, TILE_ROWS
 
 # cuBLAS chooses a kernel, and with it the order of a sum, by the number of matrices in a batched product (one ulp
 # between 64 and 512 on an H200). So every call multiplies this many, the last one padded with zeros.
@@ -27,11 +27,14 @@ def page_heads(cache: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Pages of a cache as fp32 tiles [N, P, D].
 
     Args:
-        cache: [pages, heads, P, D], device.
+        cache: [pages, heads, P, D], device; any float dtype or fp8 e4m3.
         index: [N] int64, device, page * heads + head.
     """
     pages, heads, page_size, dim = cache.shape
-    return cache.view(pages * heads, page_size, dim).index_select(0, index).to(torch.float32)
+    flat = cache.view(pages * heads, page_size, dim)
+    if cache.dtype is FP8:
+        return flat.view(torch.uint8).index_select(0, index).view(FP8).to(torch.float32)
+    return flat.index_select(0, index).to(torch.float32)
 
 
 def dots(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +31,7 @@ from msa.scene import Scene
 
 CACHES = ("k_cache", "v_cache", "index_cache")
 FRESH = ("k", "v", "index_k")
+WORKSPACE = ("peaks", "norms", "totals")
 DERIVED = ("qo_offsets", "extents", "valid_pages", "slots")
 KINDS = ("normal", "ramp", "ties", "zeros")
 NOTHING = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
@@ -43,6 +45,9 @@ class Attention(Component):
         derived: scratch beyond the dummy pages, per variant.
         advanced: state beyond the caches, per variant.
         work: scratch that belongs to no variant.
+        kernels: what both arms run on; None for Triton on a real GPU, where nothing is allocated, and for the portable
+            operators on the emulator and on the CPU.
+        scales: of the caches, by name, where they are fp8.
     """
 
     VARIANTS: ClassVar[Mapping[str, Variant]] = small_variants(1, 4)
@@ -51,6 +56,8 @@ class Attention(Component):
     advanced: ClassVar[tuple[str, ...]] = ()
     work: ClassVar[tuple[str, ...]] = ()
     kinds: ClassVar[tuple[str, ...]] = KINDS
+    kernels: ClassVar[str | None] = None
+    scales: ClassVar[Mapping[str, float]] = {}
     tolerance = {
         "scores": Tolerance(ulps=32, absolute=1e-4),
         "out": Tolerance(ulps=4, absolute=2e-4),
@@ -78,7 +85,14 @@ class Attention(Component):
         return named((*caches, *cls.advanced)), (*named((*cls.derived, *spill)), *cls.work)
 
     def allocate(self, device: torch.device) -> Buffers:
-        self.benches = {name: Bench(variant, device) for name, variant in self.VARIANTS.items()}
+        self.chosen = kernels_for(device) if self.kernels is None else self.kernels
+        self.benches = {
+            name: Bench(variant, device, self.chosen, self.scales) for name, variant in self.VARIANTS.items()
+        }
+        if self.chosen == "triton":
+            self.allocation = "none"  # type: ignore[misc]
+            workspace = tuple(f"{name}_{variant}" for variant in self.VARIANTS for name in WORKSPACE)
+            self.scratch = (*self.scratch, *workspace)  # type: ignore[misc]
         self.active = next(iter(self.benches))
         return Buffers(
             **{
@@ -162,9 +176,8 @@ class Attention(Component):
         """The case's batch, planned on the host."""
         scene, bench = self.scene(case), self.bench(case)
         device = bench.q.device
-        return EagerBatch(
-            scene.geometry, [scene.qo_len] * len(scene.kv_lens), scene.kv_lens, scene.flat(device), device
-        )
+        qo_lens = [scene.qo_len] * len(scene.kv_lens)
+        return EagerBatch(scene.geometry, qo_lens, scene.kv_lens, scene.flat(device), device, kernels=self.chosen)
 
     def spread(self, bench: Bench, planned: EagerBatch, scores: list[torch.Tensor]) -> torch.Tensor:
         """The scores of each request brought into the bucket's buffer; columns behind its pages keep what they hold."""
@@ -185,6 +198,15 @@ class Attention(Component):
         caches = {name: before[f"{name}_{case.variant}"] for name in CACHES}
         fresh = {name: before[f"{part}_{case.variant}"] for name, part in zip(CACHES, FRESH, strict=True)}
         return answer.caches_after(self.scene(case), caches, fresh)
+
+
+def kernels_for(device: torch.device) -> str:
+    """What a component runs on there: "triton" on a real GPU of at least Hopper's kind with triton installed."""
+    # The emulator's tensors are of a class of their own.
+    real = device.type == "cuda" and type(torch.empty(0, device=device)) is torch.Tensor
+    if not real or torch.cuda.get_device_capability(device) < (9, 0) or find_spec("triton") is None:
+        return "portable"
+    return "triton"
 
 
 @lru_cache(maxsize=8)

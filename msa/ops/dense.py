@@ -20,6 +20,7 @@ def _dense_attention(
     qo_len: int,
     scale: float,
     heads_at_once: int,
+    v_scale: float,
 ) -> None:
     batch, width = page_table.shape
     pages, kv_heads, page_size, dim = k_cache.shape
@@ -36,6 +37,8 @@ def _dense_attention(
         attended = _attend(
             queries.narrow(2, first, heads), page_heads(k_cache, index), page_heads(v_cache, index), hidden, scale
         )
+        if v_scale != 1.0:
+            attended = attended * v_scale
         target.narrow(2, first, heads).copy_(attended.narrow(3, 0, group))
 
 
@@ -74,14 +77,14 @@ def _attend(
 
 _operator = operator(
     "dense_attention(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens, "
-    "int qo_len, float scale, int heads_at_once) -> ()",
+    "int qo_len, float scale, int heads_at_once, float v_scale) -> ()",
     _dense_attention,
 )
 
 
 @capture_safe(
     dynamic=("q", "k_cache", "v_cache", "page_table", "kv_lens"),
-    static=("qo_len", "scale", "heads_at_once"),
+    static=("qo_len", "scale", "heads_at_once", "v_scale"),
     out=("out",),
 )
 def dense_attention(
@@ -94,6 +97,7 @@ def dense_attention(
     qo_len: int,
     scale: float,
     heads_at_once: int = 1,
+    v_scale: float = 1.0,
 ) -> None:
     """``out[r]`` is the attention of row r over every token up to its own; exactly zero if there is none.
 
@@ -103,13 +107,14 @@ def dense_attention(
     Args:
         out: [B * Q, Hq, D] dtype, device, contiguous; written in place.
         q: [B * Q, Hq, D] any float dtype, device, contiguous.
-        k_cache, v_cache: [pages, Hkv, P, D] dtype, device, contiguous.
+        k_cache, v_cache: [pages, Hkv, P, D] dtype or fp8 e4m3, device, contiguous.
         page_table: [B, W] int32, device; W is the capacity, not the longest row. Unused entries may hold anything.
         kv_lens: [B] int32, device, tokens, the Q new ones included; 0 for padding rows.
         qo_len: Q.
-        scale: what logits are multiplied with.
+        scale: what logits are multiplied with, the scale of the stored keys included.
         heads_at_once: KV heads expanded at one time; 1 bounds the graph's pool.
+        v_scale: what stored values are multiplied with.
 
-    Read live: queries, caches, table, lengths. Frozen at capture: B, Q, W, scale, ``heads_at_once`` and all shapes.
+    Read live: queries, caches, table, lengths. Frozen at capture: B, Q, W, scales, ``heads_at_once`` and all shapes.
     """
-    _operator(out, q, k_cache, v_cache, page_table, kv_lens, qo_len, scale, heads_at_once)
+    _operator(out, q, k_cache, v_cache, page_table, kv_lens, qo_len, scale, heads_at_once, v_scale)

@@ -68,7 +68,7 @@ def proxy_score(
     Args:
         scores: [Hidx, rows >= B * Q, W] fp32, device; written in place.
         index_q: [B * Q, Hidx, D] any float dtype, device, contiguous.
-        index_k: [pages, 1, P, D] dtype, device, contiguous.
+        index_k: [pages, 1, P, D] dtype or fp8 e4m3, device, contiguous. The scores are those of the stored values.
         page_table: [B, W] int32, device; entries that no row sees may hold anything.
         kv_lens: [B] int32, device, tokens, the Q new ones included; 0 for padding rows.
         qo_len: Q.

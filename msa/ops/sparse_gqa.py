@@ -21,6 +21,7 @@ def _sparse_gqa(
     kv_lens: torch.Tensor,
     qo_offsets: torch.Tensor,
     scale: float,
+    v_scale: float,
 ) -> None:
     rows, kv_heads, top_k = page_ids.shape
     pages, _, page_size, dim = k_cache.shape
@@ -45,19 +46,21 @@ def _sparse_gqa(
         for weight, page, mask in zip(weights.unbind(1), by_page, unseen, strict=True)
     ]
     heads = combine(weights, parts).narrow(1, 0, group)
+    if v_scale != 1.0:
+        heads = heads * v_scale
     out.copy_(heads.reshape(rows, kv_heads * group, dim))
 
 
 _operator = operator(
     "sparse_gqa(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_ids, Tensor page_table, "
-    "Tensor row_requests, Tensor kv_lens, Tensor qo_offsets, float scale) -> ()",
+    "Tensor row_requests, Tensor kv_lens, Tensor qo_offsets, float scale, float v_scale) -> ()",
     _sparse_gqa,
 )
 
 
 @capture_safe(
     dynamic=("q", "k_cache", "v_cache", "page_ids", "page_table", "kv_lens", "qo_offsets"),
-    static=("row_requests", "scale"),
+    static=("row_requests", "scale", "v_scale"),
     out=("out",),
 )
 def sparse_gqa(
@@ -71,6 +74,7 @@ def sparse_gqa(
     kv_lens: torch.Tensor,
     qo_offsets: torch.Tensor,
     scale: float,
+    v_scale: float = 1.0,
 ) -> None:
     """``out[r]`` is the attention of row r over its selected pages; exactly zero if it sees no token.
 
@@ -81,14 +85,15 @@ def sparse_gqa(
     Args:
         out: [T, Hq, D] dtype, device; written in place.
         q: [T, Hq, D] any float dtype, device, contiguous.
-        k_cache, v_cache: [pages, Hkv, P, D] dtype, device, contiguous.
+        k_cache, v_cache: [pages, Hkv, P, D] dtype or fp8 e4m3, device, contiguous.
         page_ids: [T, Hkv, K] int32, device, contiguous: ascending logical pages, then -1.
         page_table: [B, W] int32, device; entries that no id names may hold anything.
         row_requests: [T] int64, device: the row's request.
         kv_lens: [B] int32, device, tokens.
         qo_offsets: [T] int32, device: position of the row; negative if it has none.
-        scale: what logits are multiplied with.
+        scale: what logits are multiplied with, the scale of the stored keys included.
+        v_scale: what stored values are multiplied with.
 
-    Read live: queries, caches, ids, table, lengths, offsets. Frozen at capture: all shapes and the scale.
+    Read live: queries, caches, ids, table, lengths, offsets. Frozen at capture: all shapes and the scales.
     """
-    _operator(out, q, k_cache, v_cache, page_ids, page_table, row_requests, kv_lens, qo_offsets, scale)
+    _operator(out, q, k_cache, v_cache, page_ids, page_table, row_requests, kv_lens, qo_offsets, scale, v_scale)

@@ -20,6 +20,7 @@ from msa.scene import Scene
 
 
 class DenseToCapacity(Dense):
+    kernels = "portable"
     VARIANTS = small_variants(4)
 
 
@@ -48,6 +49,7 @@ class DenseToLongest(DenseToCapacity):
 class CountsPerRow(Select):
     """Selection for a batch of equal lengths."""
 
+    kernels = "portable"
     VARIANTS = small_variants(1)
 
     def fields(self) -> dict[str, SearchStrategy[Any]]:
@@ -78,6 +80,7 @@ class CountsOnce(CountsPerRow):
 class BuildsAhead(Decode):
     """The driver of the step is built at prepare time."""
 
+    kernels = "portable"
     VARIANTS = small_variants(4)
     warmup = 0
 
@@ -121,6 +124,7 @@ class BuildsOnFirstUse(BuildsAhead):
 class ExpandsOneHead(Dense):
     """Four KV heads, expanded one after the other, within a budget for one."""
 
+    kernels = "portable"
     VARIANTS = {
         "h4": Variant(
             Geometry(

@@ -25,6 +25,7 @@ from msa.scene import Scene
 class DriftsInWarmup(Decode):
     """The loop advances the lengths in place, and nobody puts them back between the warm-up runs."""
 
+    kernels = "portable"
     VARIANTS = small_variants(4)
 
     advanced = ("kv_lens",)
@@ -64,6 +65,7 @@ class RestagesBoth(Overlap):
     Pages of 128 tokens, three requests, four query tokens.
     """
 
+    kernels = "portable"
     VARIANTS = {"flat": Variant(Geometry.m3(4, max_batch=3, max_pages=3, num_pages=9), 4, 3)}
     tolerance = DecodeM3.tolerance
 
@@ -117,6 +119,7 @@ class KeepsStagedTable(RestagesBoth):
 class ScoresAtCapacity(Decode):
     """Scores are work space: the step returns pages and attention."""
 
+    kernels = "portable"
     VARIANTS = small_variants(4)
     derived = (*Decode.derived, "scores")
 
@@ -171,6 +174,7 @@ class ScoresAtPlan(ScoresAtCapacity):
 class PadsWithDummySlot(KvWrite):
     """The host stages the slots; padding rows get the slot behind the pool."""
 
+    kernels = "portable"
     VARIANTS = small_variants(4)
     derived: ClassVar[tuple[str, ...]] = Decode.derived
 
@@ -223,6 +227,7 @@ class PadsWithMinusOne(PadsWithDummySlot):
 
 
 class CopiesTable(Decode):
+    kernels = "portable"
     VARIANTS = small_variants(4)
 
 

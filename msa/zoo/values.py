@@ -17,6 +17,7 @@ from msa.ops import sparse_gqa
 class ConsumesAscending(Decode):
     """The attention stops behind the row's own page, which in ascending order is the last."""
 
+    kernels = "portable"
     VARIANTS = small_variants(4)
     derived = (*Decode.derived, "page_ids")
 
@@ -74,6 +75,7 @@ class HandsOverScoreOrder(ConsumesAscending):
 
 
 class GuardsEmptyRows(Decode):
+    kernels = "portable"
     VARIANTS = small_variants(4)
 
     def finish(self, out: torch.Tensor, bench: Bench) -> None:

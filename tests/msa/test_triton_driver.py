@@ -10,7 +10,7 @@ import os
 import pytest
 import torch
 
-from msa import DecodeDriver, Geometry, PagedCache, answer
+from msa import DecodeDriver, EagerBatch, FlatTable, Geometry, OverlapLengths, PagedCache, answer
 from msa.errors import CapacityExceeded, GeometryError
 from msa.scene import Scene
 
@@ -176,6 +176,67 @@ def test_a_captured_steps_live_fields_may_change_between_calls():
         fresh.run()
         for request in requests:
             same_bits(mixed.of(request), fresh.of(request))
+
+
+def test_the_eager_api_on_the_same_kernels_gives_the_drivers_bits():
+    qo_len, requests, changes = 4, {1: 3, 2: 85}, dict(q_heads=4, kv_heads=1, index_heads=1)
+    geometry = sizes(len(requests) + 1, **changes)
+    step = Step(geometry, qo_len, requests, "triton").run()
+    fresh = Step(geometry, qo_len, requests, "triton")
+    lengths, real = list(requests.values()), len(requests) * qo_len
+    table = FlatTable.stage(fresh.scene.rows, lengths, geometry, DEVICE)
+    batch = EagerBatch(geometry, [qo_len] * len(requests), lengths, table, DEVICE, kernels="triton")
+    given = {name: tensor[:real] for name, tensor in fresh.inputs.items()}
+    batch.write(fresh.cache, given["k"], given["v"], given["index_k"])
+    scores = batch.score(given["index_q"], fresh.cache)
+    ids = batch.select(scores)
+    found = {"ids": ids, "out": batch.attend_sparse(given["q"], fresh.cache, ids)}
+    found["dense"] = batch.attend_dense(given["q"], fresh.cache)
+    driver = step.driver
+    same_bits(found, {"ids": driver.page_ids[:real], "out": driver.out[:real], "dense": step.dense[:real]})
+    for request, mine in zip(batch.requests, scores, strict=True):
+        for row, valid in enumerate(request.valid_pages.tolist()):
+            theirs = driver.scores[:, request.first + row, :valid]
+            same_bits({"scores": mine[:, row, :valid]}, {"scores": theirs})
+    for got, expected in zip(fresh.tensors(), step.tensors(), strict=True):
+        same_bits({"cache": got[:-1].nan_to_num()}, {"cache": expected[:-1].nan_to_num()})
+
+
+def test_a_mixed_batch_with_a_long_prefill_equals_the_portable_one():
+    geometry = sizes(2, q_heads=4, kv_heads=1, index_heads=1, max_qo_len=4)
+    qo_lens, lengths, rows = [10, 1], [7, 33], [[3], [9, 4, 0]]
+    draw = torch.Generator().manual_seed(0)
+    step = [torch.randn(11, heads, 32, generator=draw).to(DEVICE) for heads in (4, 1, 1, 1, 1)]
+    history = [torch.randn(81, 1, 16, 32, generator=draw) for _ in range(3)]
+    found = {}
+    for kernels in ("portable", "triton"):
+        cache = PagedCache(*(tensor.to(DEVICE) for tensor in history))
+        table = FlatTable.stage(rows, lengths, geometry, DEVICE)
+        batch = EagerBatch(geometry, qo_lens, lengths, table, DEVICE, kernels=kernels)
+        sparse = batch.sparse_layer(*step, cache)
+        ids = batch.select(batch.score(step[3], cache))
+        found[kernels] = (sparse, batch.attend_dense(step[0], cache), cache.k[:-1], ids)
+    for ours, right in zip(found["triton"], found["portable"], strict=True):
+        assert torch.allclose(ours.double(), right.double(), rtol=0, atol=5e-6)
+    assert bool((found["triton"][0][:3] == 0).all()) and bool((found["triton"][1][:3] == 0).all())
+
+
+def test_a_correction_is_one_launch_and_gives_the_portable_fields(monkeypatch):
+    found = {}
+    for kernels in ("portable", "triton"):
+        driver = DecodeDriver(sizes(3), 3, 4, DEVICE, kernels=kernels)
+        driver.stage([36, 21, 68], [[3, 1, 8], [5, 6], [9, 4, 0, 7, 2]])
+        overlap = OverlapLengths(3, 4, DEVICE)
+        overlap.stage([36, 21, 68])
+        overlap.accepted.copy_(torch.tensor([1, 4, 2]))
+        if kernels == "triton":
+            monkeypatch.setattr(driver, "plan", lambda: pytest.fail("a second launch"))
+        overlap.correct(driver)
+        names = ("kv_lens", "qo_offsets", "extents", "valid_pages", "slots")
+        found[kernels] = {name: driver.tensors()[name].cpu() for name in names}
+    assert found["triton"]["kv_lens"].tolist() == [33, 21, 66]
+    for name, tensor in found["portable"].items():
+        assert torch.equal(found["triton"][name], tensor), name
 
 
 def test_prepare_leaves_lengths_table_and_pages_as_they_are():

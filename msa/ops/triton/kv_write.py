@@ -122,8 +122,7 @@ def kv_write(
 ) -> None:
     """Slot ``slots[t]`` of ``cache`` holds ``rows[t]`` in every head; every other slot keeps its bits.
 
-    One launch, grid (T). An fp8 cache gets ``rows / scale``, saturated at 448 (the portable operator has neither scale
-    nor saturation: it gives NaN there).
+    One launch, grid (T). An fp8 cache gets ``rows / scale``, saturated at 448.
 
     Args:
         cache: [pages, heads, P, D] bf16, fp16, fp32 or fp8 e4m3, device; written in place.

@@ -8,9 +8,8 @@ import torch
 import triton
 
 from msa.errors import ShapeMismatch
+from msa.geometry import ALIGNMENT
 from msa.ops.library import TRITON_LIBRARY, operator
-
-ALIGNMENT = 16
 
 
 def opaque(schema: str, body: Callable[..., None]) -> Callable[..., None]:

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from graphcheck.contract import refuse_while_capturing
+from msa.cache import PagedCache
 from msa.geometry import Geometry
 from msa.ladder import Ladder
 from msa.ops import triton as kernels
 from msa.ops.triton.dense_attention import DENSE_PARTS
 from msa.ops.triton.partials import Partials
 from msa.ops.triton.sparse_gqa import sparse_parts
+from msa.passes import index_keys
 
 
 class TritonPasses:
@@ -74,35 +76,78 @@ class TritonPasses:
         self._admit("correct_and_plan", given)
         kernels.correct_and_plan(*given, self.geometry, pdl=self.pdl)
 
-    def kv_write_layer(self, *given: torch.Tensor | None) -> None:
+    def write(
+        self,
+        cache: PagedCache,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        index_k: torch.Tensor | None,
+        slots: torch.Tensor,
+    ) -> None:
         """`msa.ops.triton.kv_write_layer`; one launch."""
+        given = (cache.k, cache.v, cache.index_k, k, v, index_k, slots)
         self._admit("kv_write_layer", given)
-        kernels.kv_write_layer(*given, pdl=self.pdl)
+        scales = {"k_scale": cache.k_scale, "v_scale": cache.v_scale, "index_scale": cache.index_scale}
+        kernels.kv_write_layer(*given, **scales, pdl=self.pdl)
 
-    def proxy_score(self, *given: Any) -> None:
+    def score(
+        self,
+        scores: torch.Tensor,
+        index_q: torch.Tensor,
+        cache: PagedCache,
+        page_table: torch.Tensor,
+        kv_lens: torch.Tensor,
+        qo_len: int,
+    ) -> None:
         """`msa.ops.triton.proxy_score`; one launch."""
-        self._admit("proxy_score", given)
-        kernels.proxy_score(*given, pdl=self.pdl)
+        given = (scores, index_q, index_keys(cache), page_table, kv_lens)
+        self._admit("proxy_score", given, qo_len)
+        kernels.proxy_score(*given, qo_len, pdl=self.pdl)
 
-    def select_pages(self, *given: Any) -> None:
+    def select(self, page_ids: torch.Tensor, scores: torch.Tensor, valid_pages: torch.Tensor) -> None:
         """`msa.ops.triton.select_pages`; one launch."""
+        given = (page_ids, scores, valid_pages)
         self._admit("select_pages", given)
-        kernels.select_pages(*given, pdl=self.pdl)
+        kernels.select_pages(*given, self.geometry.init_pages, self.geometry.local_pages, pdl=self.pdl)
 
-    def sparse_gqa(self, *given: Any) -> None:
+    def attend_sparse(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        cache: PagedCache,
+        page_ids: torch.Tensor,
+        page_table: torch.Tensor,
+        row_requests: torch.Tensor,
+        kv_lens: torch.Tensor,
+        qo_offsets: torch.Tensor,
+    ) -> None:
         """`msa.ops.triton.sparse_gqa`; two launches."""
-        self._admit("sparse_gqa", given)
-        kernels.sparse_gqa(*given, partials=self.partials, pdl=self.pdl)
+        given = (out, q, cache.k, cache.v, page_ids, page_table, row_requests, kv_lens, qo_offsets)
+        self._admit("sparse_gqa", given, page_ids.shape[0] // page_table.shape[0])
+        kernels.sparse_gqa(*given, self.geometry.scale, **self._attention(cache))
 
-    def dense_attention(self, *given: Any) -> None:
-        """`msa.ops.triton.dense_attention`; two launches."""
-        self._admit("dense_attention", given)
-        kernels.dense_attention(*given, partials=self.partials, pdl=self.pdl)
+    def attend_dense(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        cache: PagedCache,
+        page_table: torch.Tensor,
+        kv_lens: torch.Tensor,
+        qo_len: int,
+        heads_at_once: int = 1,
+    ) -> None:
+        """`msa.ops.triton.dense_attention`; two launches. Nothing is expanded, so ``heads_at_once`` says nothing."""
+        given = (out, q, cache.k, cache.v, page_table, kv_lens)
+        self._admit("dense_attention", given, qo_len)
+        kernels.dense_attention(*given, qo_len, self.geometry.scale, **self._attention(cache))
 
-    def _admit(self, name: str, given: tuple[Any, ...]) -> None:
+    def _attention(self, cache: PagedCache) -> dict[str, Any]:
+        return {"partials": self.partials, "k_scale": cache.k_scale, "v_scale": cache.v_scale, "pdl": self.pdl}
+
+    def _admit(self, name: str, given: tuple[torch.Tensor | None, ...], qo_len: int = 0) -> None:
         """Pass if this variant is compiled or may be: only a call outside a capture may."""
-        dtypes = tuple(tensor.dtype if isinstance(tensor, torch.Tensor) else None for tensor in given)
-        variant = (name, *dtypes)
+        dtypes = tuple(None if tensor is None else tensor.dtype for tensor in given)
+        variant = (name, qo_len, *dtypes)
         if variant not in self._compiled:
             named = ", ".join(str(dtype) for dtype in dtypes if dtype is not None)
             refuse_while_capturing(f"Triton kernel {name} for ({named}); call prepare() with these buffers first: it")
