@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +14,8 @@ from eagle3.component.pair import BUCKET, PAGES, VOCABULARY, Pair, successors
 from eagle3.lengths import DraftLengths, extra_kv_tokens
 from graphcheck import Case, Component, batch, case, contents, integers, lengths, page_tables
 from msa import PagedCache
+from msa.bench import Variant
+from msa.component.attention import kernels_for, scene_of
 from msa.scene import Scene
 
 KINDS = ("normal", "ties", "zeros")
@@ -89,7 +90,8 @@ class Speculation(Component):
     def scene(self, case: Case, extra: int = 0) -> Scene:
         """The batch with the tokens of its verify step, and ``extra`` more of each request."""
         ahead = 1 + self.draft_len(case) + extra
-        return _scene(self.pair.caches.geometry, ahead, tuple(tokens + ahead for tokens in self.past(case)), case.table)
+        kv_lens = tuple(tokens + ahead for tokens in self.past(case))
+        return scene_of(Variant(self.pair.caches.geometry, ahead, BUCKET), case.table, kv_lens)
 
     def fill(self, cache: PagedCache, scene: Scene, case: Case, part: int) -> None:
         """The cache holds the case's contents where a request has tokens, and NaN everywhere else."""
@@ -122,14 +124,3 @@ def tensors_of(cache: PagedCache) -> dict[str, torch.Tensor]:
 def pad(values: list[int], neutral: int = 0) -> torch.Tensor:
     """A value for each row of the bucket [B] int32, host: the neutral one behind the batch."""
     return torch.tensor(values + [neutral] * (BUCKET - len(values)), dtype=torch.int32)
-
-
-@lru_cache(maxsize=8)
-def _scene(geometry: Any, ahead: int, kv_lens: tuple[int, ...], table: Any) -> Scene:
-    """Kept, since every member of the contract asks for it, in both arms."""
-    drawn = table.tensor()
-    shared = 0
-    if table.kind == "shared":
-        shared = int((drawn == drawn[:1]).all(0).sum())
-        drawn = type(table)("permuted", table.seed, table.rows, table.width, table.pages).tensor()
-    return Scene.build(geometry, BUCKET, ahead, list(kv_lens), drawn.tolist(), shared)

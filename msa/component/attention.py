@@ -124,7 +124,7 @@ class Attention(Component):
 
     def scene(self, case: Case) -> Scene:
         """The true batch of a case."""
-        return _scene(self.VARIANTS[case.variant], case.table, tuple(self.true_lengths(case)))
+        return scene_of(self.VARIANTS[case.variant], case.table, tuple(self.true_lengths(case)))
 
     def true_lengths(self, case: Case) -> list[int]:
         """Length of each real request at this step, tokens."""
@@ -210,8 +210,8 @@ def kernels_for(device: torch.device) -> str:
 
 
 @lru_cache(maxsize=8)
-def _scene(variant: Variant, table: PageTable, kv_lens: tuple[int, ...]) -> Scene:
-    """Kept, since every member of the contract asks for it, in both arms."""
+def scene_of(variant: Variant, table: PageTable, kv_lens: tuple[int, ...]) -> Scene:
+    """The batch with these lengths on a drawn page table; kept, since every member of the contract asks for it."""
     drawn = table.tensor()
     shared = 0
     if table.kind == "shared":
