@@ -101,6 +101,29 @@ def test_replays_equal_the_cpu(backend, rejection):
     assert seen == set(range(DRAFT_LEN + 2))
 
 
+def test_a_restore_inside_a_capture_is_no_part_of_the_record(backend):
+    """The engine wraps each run in the same block: warm-ups leave no trace, and every replay advances."""
+    lengths = DraftLengths(BATCH, DRAFT_LEN, "cuda")
+    lengths.stage([5])
+    lengths.count.copy_(torch.tensor([2] + [0] * (BATCH - 1), dtype=torch.int32))
+
+    def region() -> dict[str, torch.Tensor]:
+        with saved(lengths.advanced()):
+            lengths.verify_lens()
+            lengths.after_accept()
+        return {}
+
+    for _ in range(2):
+        region()
+    recording = backend.record(region, backend.pool())
+    assert lengths.past.cpu().tolist()[0] == 5
+    for past in (7, 9, 11):
+        recording.replay()
+        backend.synchronize()
+        assert lengths.past.cpu().tolist()[0] == past
+    assert list(recording.allocations()) == []
+
+
 def test_lengths_ask_the_allocator_for_nothing(backend):
     lengths = DraftLengths(BATCH, DRAFT_LEN, "cuda")
     lengths.stage([5])

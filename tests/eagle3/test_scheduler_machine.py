@@ -40,7 +40,8 @@ class Cells:
     def read(self, request: int, position: int, pages: list[int]) -> None:
         page, offset = divmod(position, self.page_size)
         assert page < len(pages), f"request {request} reads position {position}, it has {len(pages)} pages"
-        assert self.slots.get((pages[page], offset)) == (request, position)
+        found = self.slots.get((pages[page], offset))
+        assert found == (request, position), f"request {request} finds {found} at its position {position}"
 
     def store(self, request: int, pages: Any) -> None:
         size = range(self.page_size)
@@ -160,8 +161,8 @@ class Serving(RuleBasedStateMachine):
     def pages_belong_to_one_request_and_are_all_accounted_for(self) -> None:
         for manager in self.pair.managers:
             held = [page for cache in manager.caches.values() for page in cache.pages]
-            assert len(held) == len(set(held)) and set(held) == manager.pool.held
-            assert len(held) + manager.pool.free == manager.pool.num_pages
+            assert len(held) == len(set(held)) and set(held) == manager.pool.held, "pages are lost"
+            assert len(held) + manager.pool.free == manager.pool.num_pages, "pages are lost"
             for request, cache in manager.caches.items():
                 assert len(cache.pages) == (-(-cache.capacity // self.page_size) if cache.active else 0)
                 assert self.observed[id(manager)].get(request, ()) == tuple(cache.pages)
@@ -205,7 +206,8 @@ class Serving(RuleBasedStateMachine):
                     del self.past[request]
         assert not self.scheduler.requests, "requests starve"
         for manager in self.pair.managers:
-            assert manager.pool.free == manager.pool.num_pages and not self.cells[id(manager)].copies
+            assert manager.pool.free == manager.pool.num_pages, "pages are lost"
+            assert not self.cells[id(manager)].copies
 
 
 class Overlapped(Serving):
@@ -274,7 +276,7 @@ def test_a_grant_for_one_step_does_not_hold_the_step_in_flight(monkeypatch):
         RequestCache, "capacity_with", lambda self, granted: self.history + max(granted, *self.flying, 0) + self.extra
     )
     run_state_machine_as_test(Serving, settings=settings(QUICK, max_examples=1))
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"(reads|writes) position"):
         run_state_machine_as_test(Overlapped, settings=HUNT)
 
 
@@ -282,7 +284,7 @@ def test_a_grant_on_top_of_one_that_never_ran_grows_without_end(monkeypatch):
     grow = RequestCache.grow
     monkeypatch.setattr(RequestCache, "grow", lambda self, tokens: grow(self, self.granted + tokens))
     monkeypatch.setattr(Scheduler, "skip", lambda self, rows: None)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="took more"):
         run_state_machine_as_test(Serving, settings=HUNT)
 
 
@@ -295,7 +297,7 @@ def test_a_table_kept_over_a_suspension_reads_pages_of_others():
             kept += fresh[len(kept) :]
             return kept
 
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="finds"):
         run_state_machine_as_test(Planted, settings=HUNT)
 
 
@@ -307,7 +309,7 @@ def test_a_page_that_only_the_history_needs_leaks(monkeypatch):
         self.pages = []
 
     monkeypatch.setattr(RequestCache, "close", close)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="pages are lost"):
         run_state_machine_as_test(Serving, settings=HUNT)
 
 
