@@ -108,12 +108,10 @@ class DraftLoop:
         return drafts
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor that the loop uses from step to step beside weights and lengths, by name; none ever moves."""
+        """Every tensor but weights, caches and lengths that the loop uses, by name; their addresses never change."""
         drivers = {"ladder": self.ladder, "single": self.single}
         return {
             "drafts": self.drafts,
-            "draft_k": self.cache.k,
-            "draft_v": self.cache.v,
             "draft_page_table": self.page_table,
             "first_rows": self.first_rows,
             **{

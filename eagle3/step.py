@@ -116,3 +116,10 @@ class SpeculativeStep:
     def advanced(self) -> dict[str, torch.Tensor]:
         """Every tensor but the caches that a step changes and a later one reads, by name: what a warm-up puts back."""
         return {"inputs": self.inputs, **self.lengths.advanced()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor but weights and caches that a step uses, by name; their addresses never change."""
+        loop = {} if self.loop is None else self.loop.tensors()
+        driver = {f"verify_{name}": tensor for name, tensor in self.driver.tensors().items()}
+        del driver["verify_kv_lens"]
+        return {"inputs": self.inputs, "tokens": self.tokens, **self.lengths.tensors(), **driver, **loop}

@@ -15,7 +15,7 @@ from eagle3.ops import Operators
 from eagle3.pools import draft_geometry
 from eagle3.published import random_tensors
 from eagle3.step import Caches
-from msa import Geometry, PagedCache
+from msa import PagedCache
 
 BUCKET = 3
 VOCABULARY, DRAFT_VOCABULARY = 64, 40
@@ -66,9 +66,11 @@ class Pair:
     Attributes:
         target, head: the models.
         caches: for `BUCKET` requests.
+        kernels: as given.
     """
 
     def __init__(self, device: torch.device, kernels: str) -> None:
+        self.kernels = kernels
         weights = random_weights(TARGET, 1, "cpu")
         for name in weights:
             if name.endswith(_DAMPED):

@@ -19,7 +19,7 @@ from msa.component.attention import kernels_for, scene_of
 from msa.scene import Scene
 
 KINDS = ("normal", "ties", "zeros")
-NOTHING = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
+NOTHING = torch.zeros(1, dtype=torch.bool)
 # Whatever a row behind the batch holds must be harmless.
 TRASH = (-1, 2**31, VOCABULARY, -(2**40))
 
@@ -93,6 +93,16 @@ class Speculation(Component):
         kv_lens = tuple(tokens + ahead for tokens in self.past(case))
         return scene_of(Variant(self.pair.caches.geometry, ahead, BUCKET), case.table, kv_lens)
 
+    def slots(self, case: Case, counts: list[int]) -> torch.Tensor:
+        """The slots of each real request's next ``counts`` tokens, bool [pages + 1, 1, P, 1], host."""
+        scene = self.scene(case, extra_kv_tokens(self.draft_len(case)))
+        geometry = scene.geometry
+        mask = torch.zeros(geometry.num_pages + 1, geometry.page_size, dtype=torch.bool)
+        for request, (past, count) in enumerate(zip(self.past(case), counts, strict=True)):
+            for position in range(past, past + count):
+                mask[scene.slot(request, position)] = True
+        return mask[:, None, :, None]
+
     def fill(self, cache: PagedCache, scene: Scene, case: Case, part: int) -> None:
         """The cache holds the case's contents where a request has tokens, and NaN everywhere else."""
         dead = ~scene.alive(history_only=True).to(cache.k.device)
@@ -104,15 +114,15 @@ class Speculation(Component):
         """The step's lengths follow from the case; rows behind the batch are padding."""
         held.stage(self.past(case))
 
-    def chosen_kernels(self, device: torch.device) -> str:
-        """What this component computes with on a device."""
-        if self.kernels is not None:
-            return self.kernels
-        return kernels_for(device)
-
     def build(self, device: torch.device) -> Pair:
         """The models and caches of this component."""
-        return Pair(device, self.chosen_kernels(device))
+        return Pair(device, kernels_for(device) if self.kernels is None else self.kernels)
+
+
+def derived(*drivers: str) -> tuple[str, ...]:
+    """Names of what msa's drivers derive from lengths and of their results, none of which is compared."""
+    names = ("qo_offsets", "extents", "valid_pages", "slots", "scores", "page_ids", "out")
+    return tuple(f"{driver}_{name}" for driver in drivers for name in names)
 
 
 def tensors_of(cache: PagedCache) -> dict[str, torch.Tensor]:
