@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from eagle3.accept import PADDING_TOKEN
 from eagle3.component.pair import BUCKET, HEAD
 from eagle3.component.speculation import NOTHING, Speculation, derived, pad, tensors_of
-from eagle3.lengths import DraftLengths, extra_kv_tokens
+from eagle3.lengths import DraftLengths
 from eagle3.loop import DraftLoop
 from eagle3.warmup import saved
 from graphcheck import Buffers, Case, contents
@@ -26,6 +26,8 @@ CAPTURED = HEAD.num_captures * HEAD.target_hidden_size
 
 class Drafting(Speculation):
     """What the head's components share: its cache, and captured hidden states and tokens of a verify step."""
+
+    shared = CACHES
 
     def fields(self) -> dict[str, SearchStrategy[Any]]:
         return {**super().fields(), "x": contents(("normal", "ramp"))}
@@ -68,12 +70,7 @@ class Draft(Drafting):
     Rows behind the batch come out as zeros.
     """
 
-    mutates = CACHES
-    scratch = (
-        "spill_draft_k",
-        "spill_draft_v",
-        *(f"{name}_{variant}" for variant in Speculation.DRAFT_LENS for name in derived("verify")),
-    )
+    work = derived("verify")
 
     def allocate(self, device: torch.device) -> Buffers:
         self.pair = self.build(device)
@@ -165,17 +162,9 @@ class Loop(Drafting):
     The loop moves the lengths that the verify step was staged with, so it puts them back while it is warmed up.
     """
 
-    mutates = (*CACHES, *(f"{name}_{v}" for v in Speculation.DRAFT_LENS for name in ("past", "kv_lens")))
-    restores = tuple(f"{name}_{v}" for v in Speculation.DRAFT_LENS for name in ("past", "kv_lens"))
-    scratch = (
-        "spill_draft_k",
-        "spill_draft_v",
-        *(
-            f"{name}_{variant}"
-            for variant in Speculation.DRAFT_LENS
-            for name in ("draft_positions", *derived("ladder", "single"))
-        ),
-    )
+    advanced = ("past", "kv_lens")
+    restored = ("past", "kv_lens")
+    work = ("draft_positions", *derived("ladder", "single"))
 
     def allocate(self, device: torch.device) -> Buffers:
         self.pair = self.build(device)
@@ -209,7 +198,7 @@ class Loop(Drafting):
         loop = self.loops[case.variant]
         loop.lengths.stage(self.past(case))
         loop.lengths.count.copy_(pad(self.kept(case)))
-        loop.page_table.copy_(self.scene(case, extra_kv_tokens(self.draft_len(case))).padded())
+        loop.page_table.copy_(self.draft_table(case))
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
         name = self.active
@@ -230,7 +219,7 @@ class Loop(Drafting):
         bucket, exact = self.loops[name], self.exact[name, size]
         exact.lengths.stage(self.past(case))
         exact.lengths.count.copy_(bucket.lengths.count[:size])
-        exact.page_table.copy_(bucket.page_table[:size])
+        exact.page_table.copy_(self.draft_table(case)[:size])
         rows = size * (1 + self.draft_len(case))
         mine = self.draft(exact, buffers[f"tokens_{name}"][:size], buffers[f"captured_{name}"][:rows])
         bucket.drafts[:size].copy_(mine["drafts"])
@@ -246,7 +235,7 @@ class Loop(Drafting):
         fresh = self.slots(case, reach)
         regions: dict[str, Any] = dict.fromkeys(self.mutates, NOTHING)
         regions |= {name: fresh.to(buffers[name].device) for name in CACHES}
-        for name in ("past", "kv_lens"):
+        for name in self.advanced:
             del regions[f"{name}_{case.variant}"]
         return regions
 

@@ -16,8 +16,6 @@ from eagle3.overlap import OverlapOffsets
 from graphcheck import Buffers, Case
 from msa import DecodeDriver
 
-STATE = ("past",)
-
 
 class Overlap(Speculation):
     """A step launched before the previous one is read; eager is staged with the true past, and nothing is corrected.
@@ -25,17 +23,16 @@ class Overlap(Speculation):
     A request in an odd row by its number was not in the previous batch: its past is known, and it is not corrected.
     """
 
-    mutates = tuple(f"{name}_{variant}" for variant in Speculation.DRAFT_LENS for name in STATE)
-    scratch = tuple(
-        f"{name}_{variant}"
-        for variant in Speculation.DRAFT_LENS
+    advanced = ("past",)
+    work = tuple(
+        name
         for name in ("draft_positions", "real", *derived("verify"), "len_offsets", "position_offsets")
         if name not in ("verify_slots", "verify_valid_pages")
     )
 
     def fields(self) -> dict[str, SearchStrategy[Any]]:
         fields = super().fields()
-        return {name: fields[name] for name in ("variant", "size", "past", "kept", "seed")}
+        return {name: fields[name] for name in ("variant", "size", "kv_lens", "kept", "seed")}
 
     def allocate(self, device: torch.device) -> Buffers:
         geometry = TARGET.geometry(max_batch=BUCKET, num_pages=BUCKET * PAGES, dtype=torch.float32)

@@ -32,11 +32,29 @@ class Speculation(Component):
 
     Attributes:
         DRAFT_LENS: L of each variant.
+        shared: caches of all variants, by their buffers' names; each has a ``spill_`` page for the rows behind the batch.
+        advanced: what a step advances, without the variant; with ``shared`` it is the component's state.
+        restored: the part of it that the component puts back itself while it is warmed up.
+        work: what a step writes and nobody compares, without the variant.
         kernels: of operators and attention; None for Triton on a real GPU and the portable ones elsewhere.
     """
 
     DRAFT_LENS: ClassVar[Mapping[str, int]] = {"l1": 1, "l3": 3}
+    shared: ClassVar[tuple[str, ...]] = ()
+    advanced: ClassVar[tuple[str, ...]] = ()
+    restored: ClassVar[tuple[str, ...]] = ()
+    work: ClassVar[tuple[str, ...]] = ()
     kernels: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+
+        def named(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(f"{name}_{variant}" for variant in cls.DRAFT_LENS for name in names)
+
+        cls.mutates = (*cls.shared, *named(cls.advanced))
+        cls.restores = named(cls.restored)
+        cls.scratch = (*(f"spill_{name}" for name in cls.shared), *named(cls.work))
 
     def fields(self) -> dict[str, SearchStrategy[Any]]:
         """The strategies of the case's fields."""
@@ -45,7 +63,8 @@ class Speculation(Component):
         return {
             "variant": st.sampled_from(sorted(self.DRAFT_LENS)),
             "size": batch(BUCKET),
-            "past": lengths(BUCKET, 1, PAGES * page - most - 1 - extra_kv_tokens(most), page=page, qo_len=1 + most),
+            # What the longest verify step reads: its end is where pages matter.
+            "kv_lens": lengths(BUCKET, 2 + most, PAGES * page - extra_kv_tokens(most), page=page, qo_len=1 + most),
             "kept": lengths(BUCKET, 1, 1 + most),
             "table": page_tables(BUCKET, PAGES, BUCKET * PAGES),
             "seed": integers(0, 2**16 - 1),
@@ -64,7 +83,8 @@ class Speculation(Component):
 
     def past(self, case: Case) -> list[int]:
         """Tokens with valid KV of each real request."""
-        return [int(tokens) for tokens in case.past[: case.size]]
+        longest = 1 + max(self.DRAFT_LENS.values())
+        return [int(tokens) - longest for tokens in case.kv_lens[: case.size]]
 
     def kept(self, case: Case) -> list[int]:
         """Tokens that the step keeps of each real request."""
@@ -92,6 +112,10 @@ class Speculation(Component):
         ahead = 1 + self.draft_len(case) + extra
         kv_lens = tuple(tokens + ahead for tokens in self.past(case))
         return scene_of(Variant(self.pair.caches.geometry, ahead, BUCKET), case.table, kv_lens)
+
+    def draft_table(self, case: Case) -> torch.Tensor:
+        """The draft cache's page table [B, W] int32, host: it reaches to the last token that a draft step may write."""
+        return self.scene(case, extra_kv_tokens(self.draft_len(case))).padded()
 
     def slots(self, case: Case, counts: list[int]) -> torch.Tensor:
         """The slots of each real request's next ``counts`` tokens, bool [pages + 1, 1, P, 1], host."""

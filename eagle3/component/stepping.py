@@ -27,16 +27,10 @@ CACHES = tuple(
 class Step(Speculation):
     """Verify, accept and draft in one graph; eager runs the exact batch, the target's attention planned on the host."""
 
-    mutates = (*CACHES, *(f"{name}_{variant}" for variant in Speculation.DRAFT_LENS for name in ("inputs", "past")))
-    restores = tuple(f"{name}_{variant}" for variant in Speculation.DRAFT_LENS for name in ("inputs", "past"))
-    scratch = (
-        *(f"spill_{name}" for name in CACHES),
-        *(
-            f"{name}_{variant}"
-            for variant in Speculation.DRAFT_LENS
-            for name in ("kv_lens", "positions", "draft_positions", "real", *derived("verify", "ladder", "single"))
-        ),
-    )
+    shared = CACHES
+    advanced = ("inputs", "past")
+    restored = ("inputs", "past")
+    work = ("kv_lens", "positions", "draft_positions", "real", *derived("verify", "ladder", "single"))
 
     def allocate(self, device: torch.device) -> Buffers:
         self.pair = self.build(device)
@@ -86,7 +80,7 @@ class Step(Speculation):
         step.page_table.copy_(verified.padded())
         self.stage_lengths(step.lengths, case)
         if step.loop is not None:
-            step.loop.page_table.copy_(drafted.padded())
+            step.loop.page_table.copy_(self.draft_table(case))
 
     def clear(self, step: SpeculativeStep) -> None:
         """Leave nothing of an earlier case in the inputs of a variant that this case does not use."""
@@ -115,7 +109,7 @@ class Step(Speculation):
         bucket, exact, size = self.steps[case.variant], self.exact[case.variant, case.size], case.size
         assert bucket.loop is not None and exact.loop is not None
         exact.inputs.copy_(bucket.inputs[:size])
-        exact.loop.page_table.copy_(bucket.loop.page_table[:size])
+        exact.loop.page_table.copy_(self.draft_table(case)[:size])
         exact.lengths.stage(self.past(case))
         exact.run(self.planned(case))
         bucket.inputs[:size].copy_(exact.inputs)
@@ -148,7 +142,7 @@ class Step(Speculation):
         drafted = self.slots(case, [max(1 + draft_len, count + draft_len - 1) for count in kept])
         for name in CACHES:
             regions[name] = (drafted if name.startswith("draft") else verified).to(buffers[name].device)
-        for name in ("inputs", "past"):
+        for name in self.advanced:
             del regions[f"{name}_{case.variant}"]
         return regions
 

@@ -182,8 +182,8 @@ def _roles(component: Component, case: Case, backend: Backend) -> tuple[list[str
 def damage_follows_sentinel(component: Component, plan: Plan, symptom: Symptom, backend: Backend) -> str | None:
     """Words for the evidence if the damaged place moves with the padding sentinel of an integer input; else None.
 
-    The region is run eagerly twice after staging the failing case: as it is, and with every negative entry of the
-    integer inputs replaced by zero.
+    The region is run eagerly twice after staging the failing case: as it is, and with every negative entry that the
+    staging wrote into an integer input replaced by zero. What only allocation wrote are constants, offsets for instance.
     """
     case = plan.replays[symptom.step or 0]
     with backend.active():
@@ -196,11 +196,9 @@ def damage_follows_sentinel(component: Component, plan: Plan, symptom: Symptom, 
             if arm.stage(case) is not None:
                 return None
             if replaced:
-                for name in _inputs(component, arm):
-                    tensor = arm.buffers[name]
-                    if not tensor.is_floating_point() and tensor.dtype is not torch.bool and bool((tensor < 0).any()):
-                        tensor.clamp_(min=0)
-                        changed.append(name)
+                for name in _staged_sentinels(component, arm, case):
+                    arm.buffers[name].clamp_(min=0)
+                    changed.append(name)
             watched = {name: tensor for name, tensor in arm.on_device().items() if name == symptom.name}
             before = snapshot(watched)
             arm.with_rng(arm.run)
@@ -211,3 +209,23 @@ def damage_follows_sentinel(component: Component, plan: Plan, symptom: Symptom, 
             if bool((mask & ~damage[1][name]).any()):
                 return f"sentinel of {', '.join(changed)} replaced by 0: the damage in {name} moves"
     return None
+
+
+def _staged_sentinels(component: Component, arm: Arm, case: Case) -> list[str]:
+    """Integer inputs with negative entries that come back when the case, which has been staged, is staged over poison."""
+    held = {
+        name: clone(tensor)
+        for name in _inputs(component, arm)
+        if not (tensor := arm.buffers[name]).is_floating_point()
+        and tensor.dtype is not torch.bool
+        and bool((tensor < 0).any())
+    }
+    for name in held:
+        poison(arm.buffers[name])
+    arm.stage(case)
+    staged = []
+    for name, before in held.items():
+        if bool(((before < 0) & ~differs(before, arm.buffers[name])).any()):
+            staged.append(name)
+        arm.buffers[name].copy_(before)
+    return staged
