@@ -17,9 +17,9 @@ from graphcheck.zoo import Entry
 
 
 class RestoresLengths(Loop):
-    """The loop as it is, for three drafts: lengths are saved and restored around each warm-up run."""
+    """The loop as it is, for two drafts: lengths are saved and restored around each warm-up run."""
 
-    DRAFT_LENS = {"l3": 3}
+    DRAFT_LENS = {"l2": 2}
 
 
 class DriftsInWarmup(RestoresLengths):
@@ -33,7 +33,7 @@ class DriftsInWarmup(RestoresLengths):
 class CorrectsInPlace(Overlap):
     """The staged lengths themselves are corrected, so they are put back while the step is warmed up."""
 
-    DRAFT_LENS = {"l3": 3}
+    DRAFT_LENS = {"l2": 2}
     advanced = (*Overlap.advanced, "staged_lens")
     restored = ("staged_lens",)
 
@@ -72,7 +72,7 @@ class InertPadding(RestoresLengths):
 
     def allocate(self, device: torch.device) -> Buffers:
         buffers = super().allocate(device)
-        self.table = torch.empty_like(self.loops["l3"].page_table)
+        self.table = torch.empty_like(self.loops["l2"].page_table)
         return Buffers(**dict(buffers.items()), staged_table=self.table)
 
     def stage(self, buffers: Buffers, case: Case) -> None:
@@ -85,7 +85,7 @@ class InertPadding(RestoresLengths):
         return self.draft_table(case)
 
     def draft(self, loop: DraftLoop, tokens: torch.Tensor, captured: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        if loop is self.loops["l3"]:
+        if loop is self.loops["l2"]:
             # A kernel that takes -1 as indexing does: the last page.
             torch.remainder(self.table, loop.geometry.num_pages, out=loop.page_table)
         loop.lengths.verify_lens()
@@ -163,7 +163,7 @@ ZOO = [
         "padding rows go from length 0 to 1 and write",
     ),
     Entry(
-        "GC706",
+        "GC312",
         "eagle3-forgets-extra-tokens",
         ForgetsExtraTokens,
         StagesExtraTokens,

@@ -186,15 +186,16 @@ class Attribution:
         return None
 
     def _sentinel(self) -> Finding | None:
-        if self.symptom.kind is not Kind.SIDE_EFFECT and not self._mutated():
+        if self.symptom.kind not in (Kind.SIDE_EFFECT, Kind.EAGER):
             return None
         moved = stale.damage_follows_sentinel(self.component, self.plan, self.symptom, self.backend)
         if moved is None:
             return None
-        self.tried.append(moved)
+        damaged, words = moved
+        self.tried.append(words)
         return self.named(
             "GC703",
-            f"a padding sentinel is a valid index: padding rows write into live entries of {self.symptom.name}",
+            f"a padding sentinel is a valid index: padding rows write into live entries of {damaged}",
             "reserve a dummy slot for padding rows, or mask their writes",
         )
 
@@ -213,9 +214,6 @@ class Attribution:
     def region_cures(self) -> bool:
         """Whether arm A's region gives the right bits when it is run and not replayed."""
         return self.gone("the region run eagerly on the captured arm's buffers", Options(region_eagerly=True))
-
-    def _mutated(self) -> bool:
-        return self.symptom.name in self.component.mutates
 
     def _differential(self) -> list[Finding]:
         """Differences between a record at the plan's capture case and one at the failing case."""

@@ -179,13 +179,18 @@ def _roles(component: Component, case: Case, backend: Backend) -> tuple[list[str
     return [name for name in inputs if name not in outputs], outputs
 
 
-def damage_follows_sentinel(component: Component, plan: Plan, symptom: Symptom, backend: Backend) -> str | None:
-    """Words for the evidence if the damaged place moves with the padding sentinel of an integer input; else None.
+def damage_follows_sentinel(
+    component: Component, plan: Plan, symptom: Symptom, backend: Backend
+) -> tuple[str, str] | None:
+    """The damaged buffer and words for the evidence, if a place moves with the padding sentinel of an integer input.
 
     The region is run eagerly twice after staging the failing case: as it is, and with every negative entry that the
     staging wrote into an integer input replaced by zero. What only allocation wrote are constants, offsets for instance.
+    Damage is whatever the region changes of the symptom's buffer, if that is state or written unasked, and what it changes
+    of other state outside the region that the case writes.
     """
     case = plan.replays[symptom.step or 0]
+    whole = symptom.name if symptom.kind is Kind.SIDE_EFFECT or symptom.name in component.mutates else ""
     with backend.active():
         damage = []
         changed: list[str] = []
@@ -199,16 +204,34 @@ def damage_follows_sentinel(component: Component, plan: Plan, symptom: Symptom, 
                 for name in _staged_sentinels(component, arm, case):
                     arm.buffers[name].clamp_(min=0)
                     changed.append(name)
-            watched = {name: tensor for name, tensor in arm.on_device().items() if name == symptom.name}
-            before = snapshot(watched)
-            arm.with_rng(arm.run)
-            damage.append({name: differs(before[name], tensor).cpu() for name, tensor in watched.items()})
-        if not changed or symptom.kind not in (Kind.SIDE_EFFECT, Kind.EAGER):
-            return None
-        for name, mask in damage[0].items():
-            if bool((mask & ~damage[1][name]).any()):
-                return f"sentinel of {', '.join(changed)} replaced by 0: the damage in {name} moves"
+            damage.append(_damage(component, arm, case, whole))
+    if not changed:
+        return None
+    for name, mask in damage[0].items():
+        if bool((mask & ~damage[1][name]).any()):
+            return name, f"sentinel of {', '.join(changed)} replaced by 0: the damage in {name} moves"
     return None
+
+
+def _damage(component: Component, arm: Arm, case: Case, whole: str) -> dict[str, torch.Tensor]:
+    """By buffer, the elements that the region changes: of ``whole`` all, of other state what the case does not write."""
+    held = arm.on_device()
+    watched = {each: held[each] for each in dict.fromkeys((whole, *component.mutates)) if each in held}
+    regions = arm.written(case)
+    spilled = {each: clone(held[each]) for each in component.scratch if each in held}
+    before = snapshot(watched)
+    arm.with_rng(arm.run)
+    # Scratch may be a part of the state, as the page is that takes the writes of padding rows.
+    for each, tensor in spilled.items():
+        held[each].copy_(tensor)
+    masks = {}
+    for each, tensor in watched.items():
+        mask = differs(before[each], tensor)
+        if each != whole:
+            inside = region_mask(tensor, regions.get(each))
+            mask = mask & ~inside if inside is not None else torch.zeros_like(mask)
+        masks[each] = mask.cpu()
+    return masks
 
 
 def _staged_sentinels(component: Component, arm: Arm, case: Case) -> list[str]:
