@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from hypothesis.strategies import SearchStrategy
 
 from eagle3.component.drafting import Loop
 from eagle3.component.overlapping import Overlap
+from eagle3.component.pair import BUCKET
 from eagle3.lengths import DraftLengths, plan_draft
 from eagle3.loop import DraftLoop
 from eagle3.warmup import saved
-from graphcheck import Buffers, Case
+from graphcheck import Buffers, Case, lengths
 from graphcheck.zoo import Entry
 
 
@@ -70,6 +73,10 @@ class InertPadding(RestoresLengths):
     restored = ("past",)
     work = (*Loop.work, "kv_lens", "positions", "real", "draft_page_table")
 
+    def fields(self) -> dict[str, SearchStrategy[Any]]:
+        # Drafts that reach a page of their own are rare among arbitrary lengths.
+        return {**super().fields(), "kv_lens": lengths(BUCKET, 14, 18)}
+
     def allocate(self, device: torch.device) -> Buffers:
         buffers = super().allocate(device)
         self.table = torch.empty_like(self.loops["l2"].page_table)
@@ -107,11 +114,11 @@ class AdvancesPadding(InertPadding):
         return loop
 
 
-def _advancing_all(lengths: DraftLengths):
-    ones = torch.ones_like(lengths.real)
+def _advancing_all(held: DraftLengths) -> Callable[[int], None]:
+    ones = torch.ones_like(held.real)
 
     def draft_advance(step: int) -> None:
-        plan_draft(lengths.past, ones, step + 1, lengths.kv_lens, lengths.draft_positions)
+        plan_draft(held.past, ones, step + 1, held.kv_lens, held.draft_positions)
 
     return draft_advance
 

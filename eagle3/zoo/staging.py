@@ -106,15 +106,15 @@ class ClonesCounts(Accept):
         return self.given(super().eager(buffers, case))
 
     def given(self, outputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """The outputs with counts of their own."""
-        return {**outputs, "count": outputs["count"] + 0}
+        """The outputs, and the counts once more in memory of the region's own."""
+        return {**outputs, "counts": outputs["count"] + 0}
 
     def allocate(self, device: torch.device) -> Buffers:
         self.unread: list[torch.Tensor] = []
         return super().allocate(device)
 
     def observe(self, buffers: Buffers, outputs: Mapping[str, torch.Tensor]) -> Any:
-        self.unread.append(self.keep(outputs["count"]))
+        self.unread.append(self.keep(outputs["counts"]))
         return self.unread[-2:]
 
     def keep(self, count: torch.Tensor) -> torch.Tensor:
