@@ -18,11 +18,15 @@ class Batch:
 
     A step carries its requests on by itself, so as long as they are the same ones in the same rows nothing but pages is
     staged. Where they are not, what the step has left for them is read first: their next drafts are nowhere else.
+
+    Attributes:
+        step: the last one staged; None before the first.
+        requests: ids, in the order of its rows.
     """
 
     def __init__(self) -> None:
-        self._step: SpeculativeStep | None = None
-        self._requests: list[int] = []
+        self.step: SpeculativeStep | None = None
+        self.requests: list[int] = []
         self._pages: tuple[Rows, Rows] | None = None
 
     def stage(
@@ -41,12 +45,12 @@ class Batch:
             texts: of all requests, by id; tokens and ``past`` are up to date.
             pages, draft_pages: of each request, physical; those of the draft are not looked at without a head.
         """
-        if step is not self._step or list(requests) != self._requests:
+        if step is not self.step or list(requests) != self.requests:
             self._fetch(texts)
             rows = [[texts[request].tokens[-1], *texts[request].drafts] for request in requests]
             step.inputs[: len(rows)].copy_(torch.tensor(rows))
             step.lengths.stage([texts[request].past for request in requests])
-            self._step, self._requests, self._pages = step, list(requests), None
+            self.step, self.requests, self._pages = step, list(requests), None
         if self._pages == (pages, draft_pages):
             return
         batch = step.lengths.batch
@@ -57,8 +61,8 @@ class Batch:
 
     def _fetch(self, texts: Mapping[int, Text]) -> None:
         """The drafts that the last step left on the device are on the host."""
-        if self._step is None:
+        if self.step is None:
             return
-        drafts = self._step.inputs[: len(self._requests), 1:].tolist()
-        for request, row in zip(self._requests, drafts, strict=True):
+        drafts = self.step.inputs[: len(self.requests), 1:].tolist()
+        for request, row in zip(self.requests, drafts, strict=True):
             texts[request].drafts = row

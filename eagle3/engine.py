@@ -14,6 +14,7 @@ from eagle3.graphs import StepGraphs
 from eagle3.head import DraftHead
 from eagle3.kv_manager import Row, Scheduler
 from eagle3.m3.attention import EagerAttention
+from eagle3.m3.pair_files import check_pair
 from eagle3.m3.target import Target
 from eagle3.pools import allocate_pools, engine_config
 from eagle3.prompt import PromptReader
@@ -44,6 +45,7 @@ class Engine:
         accept: of the step, see `SpeculativeStep`; with another rule than the greedy one the text is not the target's.
 
     Raises:
+        CheckpointMismatch: the head is not for this target.
         CreationRefused: a combination that is not served; every objection is named.
         BucketsNotCaptured: a graph was asked for and cannot be captured.
     """
@@ -74,6 +76,8 @@ class Engine:
         self.draft_len, self.max_batch, self.max_seq_len = draft_len, max_batch, max_seq_len
         self.backend, self.kernels, self.chunk, self.accept = backend, kernels, chunk, accept
         self.device = target.embed.device
+        if self.head is not None:
+            check_pair(target, self.head)
         config = engine_config(
             target,
             self.head,
@@ -85,6 +89,8 @@ class Engine:
             kernels=kernels,
         )
         check_creation(config)
+        if graphs and self.device.type != "cuda":
+            raise CreationRefused(f"CUDA graphs of a target on {self.device}; move it to a GPU, or pass graphs=False")
         self.caches, self.managers = allocate_pools(target, self.head, config)
         self.geometry = self.caches.geometry
         self.reader = PromptReader(target, self.head, self.caches, draft_len, kernels=kernels)

@@ -87,4 +87,6 @@ class PromptReader:
 
 def page_rows(pages: Sequence[Sequence[int]], geometry: Geometry, batch: int) -> torch.Tensor:
     """The page table int32 [batch, W], host, of requests that may write to all of their pages."""
-    return pad_rows(pages, [len(row) * geometry.page_size for row in pages], geometry, batch)
+    # The last page of the longest request may reach beyond the longest request.
+    tokens = [min(len(row) * geometry.page_size, geometry.capacity) for row in pages]
+    return pad_rows(pages, tokens, geometry, batch)
