@@ -15,7 +15,7 @@ from eagle3.text import Generated
 from msa import EagerBatch, FlatTable
 
 torch.set_num_threads(1)
-NEW = 20
+NEW = 14
 DRAFT_LENS = range(6)
 
 
@@ -40,16 +40,16 @@ def alone(counting, prompts) -> dict[int, Generated]:
 
 
 def test_text_without_drafts_is_what_one_forward_over_all_of_it_says(counting, prompts, alone):
-    target, prompt = counting.target, prompts[2]
-    tokens = prompt + alone[0].tokens[2]
+    target, prompt = counting.target, prompts[0]
+    tokens = prompt + alone[0].tokens[0]
     sizes = target.config.geometry(max_batch=1, num_pages=16, dtype=torch.float32)
     table = FlatTable.stage([list(range(15, -1, -1))], [len(tokens)], sizes, "cpu")
     batch = EagerBatch(sizes, [len(tokens)], [len(tokens)], table, "cpu")
     attention = EagerAttention(batch, allocate_caches(target.config, sizes, "cpu"))
     hidden, _ = target.forward(torch.tensor(tokens), torch.arange(len(tokens)), attention)
     said = target.logits(hidden).argmax(1).tolist()
-    assert said[len(prompt) - 1 : -1] == alone[0].tokens[2]
-    moved = sum((after - before) % 64 != 1 for before, after in zip(tokens[33:], tokens[34:], strict=False))
+    assert said[len(prompt) - 1 : -1] == alone[0].tokens[0]
+    moved = sum((after - before) % 64 != 1 for before, after in zip(tokens[21:], tokens[22:], strict=False))
     assert moved >= 2, "the context changes nothing, so it may be wrong unseen"
 
 
@@ -62,10 +62,9 @@ def test_drafts_change_nothing_but_the_number_of_steps(alone, draft_len):
 
 
 def test_every_number_of_kept_tokens_occurs(alone):
-    for draft_len in (1, 2, 3):
-        assert all(histogram(alone[draft_len].acceptance)), histogram(alone[draft_len].acceptance)
-    five = histogram(alone[5].acceptance)
-    assert five[0] and five[5] and sum(count > 0 for count in five) >= 5
+    for draft_len in DRAFT_LENS:
+        counts = histogram(alone[draft_len].acceptance)
+        assert len(counts) == 1 + draft_len and all(counts), counts
 
 
 @pytest.mark.parametrize("draft_len", DRAFT_LENS)
@@ -79,7 +78,7 @@ def test_neighbours_change_neither_text_nor_drafts(counting, prompts, alone, dra
     assert together.replayed == 0
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 256])
+@pytest.mark.parametrize("chunk", [3, 256])
 def test_chunks_of_a_prompt_change_neither_text_nor_drafts(counting, prompts, alone, chunk):
     given = generate(counting, prompts[1:3], draft_len=3, chunk=chunk, max_batch=2)
     assert given.tokens == alone[3].tokens[1:3]
@@ -100,12 +99,12 @@ def test_drafts_are_those_that_a_prompt_reader_finds_behind_the_same_text(counti
             text = engine.texts[request]
             if len(text.tokens) < text.most:
                 assert row[0] == text.tokens[-1]
-                if (len(text.tokens) + request) % 3 == 0:  # every step would take long
+                if (len(text.tokens) + request) % 2 == 0:  # every step would take long
                     assert fresh.generate([text.prompt + text.tokens[:-1]], 1).tokens == [[row[0]]]
                     assert fresh.texts[0].drafts == row[1:]
                     checked.add((request, tuple(engine.batch.requests)))
 
-    engine.generate(prompts, 12, progress=compare)
+    engine.generate(prompts, 10, progress=compare)
     assert {request for request, _ in checked} == {0, 1, 2, 3} and len(checked) >= 5
 
 
@@ -120,10 +119,8 @@ def test_the_reference_backend_says_and_keeps_the_same(counting, prompts, alone,
 def test_a_stop_token_is_the_last_one(counting, prompts, alone, draft_len):
     whole = alone[0].tokens
     stop = {whole[0][7], whole[1][0]}
-    cut = [
-        tokens[: next((place + 1 for place, token in enumerate(tokens) if token in stop), NEW)] for tokens in whole
-    ]
-    assert len(cut[1]) == 1 and 1 < len(cut[0]) < NEW and max(map(len, cut)) == NEW
+    cut = [tokens[: next((place + 1 for place, token in enumerate(tokens) if token in stop), NEW)] for tokens in whole]
+    assert len(cut[1]) == 1 and 1 < len(cut[0]) < NEW and len({len(tokens) for tokens in cut}) >= 3
     assert generate(counting, prompts, draft_len=draft_len, max_batch=2, stop=stop).tokens == cut
 
 
@@ -146,14 +143,14 @@ def test_a_second_call_begins_anew_and_every_page_comes_back(counting, prompts, 
     pools = [manager.pool for manager in engine.managers.managers]
     free = [pool.free for pool in pools]
     assert len(pools) == 2
-    for order in ([2], [0], [0, 1]):
+    for order in ([1], [3]):
         given = engine.generate([prompts[place] for place in order], NEW)
         assert given.tokens == [alone[3].tokens[place] for place in order]
         assert [pool.free for pool in pools] == free
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(prompts, NEW, progress=interrupt_at(4))
+        engine.generate(prompts[1:], NEW, progress=interrupt_at(2))
     assert [pool.free for pool in pools] == free
-    assert engine.generate(prompts, NEW).tokens == alone[3].tokens
+    assert engine.generate(prompts[1:2], NEW).tokens == alone[3].tokens[1:2]
 
 
 def interrupt_at(steps: int):
