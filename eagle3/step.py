@@ -60,7 +60,7 @@ class SpeculativeStep:
 
     Raises:
         CaptureRefused: the current stream is capturing.
-        CreationRefused: drafts are asked for without a head.
+        CreationRefused: drafts are asked for without a head, or without a cache for it.
     """
 
     def __init__(
@@ -77,6 +77,8 @@ class SpeculativeStep:
         refuse_while_capturing("speculative step")
         if head is None and draft_len:
             raise CreationRefused(f"draft_len {draft_len} without a head; pass one, or draft_len=0")
+        if draft_len and caches.draft is None:
+            raise CreationRefused(f"draft_len {draft_len} without a cache for the head; allocate one, or draft_len=0")
         device = target.embed.device
         self.target = target
         self.accept = accept
