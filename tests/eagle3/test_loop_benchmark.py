@@ -33,8 +33,8 @@ def loop():
 @pytest.fixture(scope="module")
 def results(loop, tmp_path_factory):
     file = tmp_path_factory.mktemp("loop") / "results.json"
-    sizes = ["--tokens", "6", "--prompt-tokens", "9", "--batches", "1", "2", "--draft-lens", "0", "2"]
-    check = ["--prompts", "3", "--check-tokens", "5"]
+    sizes = ["--tokens", "5", "--prompt-tokens", "5", "--batches", "1", "2", "--draft-lens", "0", "2"]
+    check = ["--prompts", "3", "--check-tokens", "4"]
     assert loop.main(["--device", "cpu", "--quick", *sizes, *check, "--json", str(file)]) == 0
     return json.loads(file.read_text())
 
@@ -50,7 +50,7 @@ def test_the_table_has_every_batch_and_draft_length(results):
 
 def test_the_check_has_every_draft_length(results):
     assert [entry["draft_len"] for entry in results["check"]] == [0, 2]
-    assert all(entry["prompts"] == 3 and entry["tokens"] == 15 for entry in results["check"])
+    assert all(entry["prompts"] == 3 and entry["tokens"] == 12 for entry in results["check"])
 
 
 def test_any_difference_fails(loop, results):
