@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from eagle3.errors import ShapeMismatch
 from graphcheck.contract import capture_safe
+
+# (drafts, target's tokens, kv_lens, out_tokens, out_count), as `accept_greedy`; device only.
+Acceptor = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 # Zeros made one published model give NaN for its dummies; any legal id would do.
 PADDING_TOKEN = 1

@@ -2,62 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
+from eagle3.accept import Acceptor, accept_greedy
 from eagle3.acceptance import Acceptance
+from eagle3.batch import Batch
 from eagle3.errors import CreationRefused, OutOfPages
 from eagle3.graphs import StepGraphs
 from eagle3.head import DraftHead
 from eagle3.kv_manager import Row, Scheduler
 from eagle3.m3.attention import EagerAttention
+from eagle3.m3.pair_files import check_pair
 from eagle3.m3.target import Target
 from eagle3.pools import allocate_pools, engine_config
-from eagle3.prompt import PromptReader, page_rows
+from eagle3.prompt import PromptReader
 from eagle3.refusals import check_creation
 from eagle3.routing import Buckets, route_step
 from eagle3.step import SpeculativeStep
+from eagle3.text import Generated, Text
 from graphcheck.contract import refuse_while_capturing
 from msa import EagerBatch
 from msa.paging import FlatTable
-
-
-@dataclass
-class Text:
-    """What a request has so far.
-
-    Args:
-        prompt: its tokens.
-        most: tokens to generate.
-        tokens: generated, as far as they are read.
-        past: tokens with valid KV.
-        drafts: L drafts behind the last token, while they are on the host.
-    """
-
-    prompt: list[int]
-    most: int
-    tokens: list[int] = field(default_factory=list)
-    past: int = 0
-    drafts: list[int] = field(default_factory=list)
-
-
-class Generated(NamedTuple):
-    """Tokens of each prompt, and what the drafts were worth.
-
-    Args:
-        tokens: generated tokens of each prompt.
-        acceptance: over all verify steps.
-        steps: verify steps of the whole batch.
-        replayed: how many of them were graphs.
-    """
-
-    tokens: list[list[int]]
-    acceptance: Acceptance
-    steps: int
-    replayed: int
 
 
 class Engine:
@@ -70,12 +37,15 @@ class Engine:
         max_batch: most requests in a step.
         max_seq_len: longest request, prompt and generated tokens together.
         graphs: whether steps are replayed; captured here, one for each size in ``batches``.
-        batches: batch sizes with a graph; ``max_batch`` alone by default.
+        batches: batch sizes with a graph, ``max_batch`` among them; that alone by default.
+        allow_eager: whether a batch whose graphs could not be captured may run eagerly; `Generated.replayed` shows it.
         backend: "msa" plans each step on the device, "reference" the target's attention on the host, eagerly.
         kernels: of the attention, "portable" or "triton".
         chunk: most tokens of a prompt that are read at once.
+        accept: of the step, see `SpeculativeStep`; with another rule than the greedy one the text is not the target's.
 
     Raises:
+        CheckpointMismatch: the head is not for this target.
         CreationRefused: a combination that is not served; every objection is named.
         BucketsNotCaptured: a graph was asked for and cannot be captured.
     """
@@ -90,15 +60,24 @@ class Engine:
         max_seq_len: int = 1024,
         graphs: bool = False,
         batches: Sequence[int] = (),
+        allow_eager: bool = False,
         backend: str = "msa",
         kernels: str = "portable",
         chunk: int = 256,
+        accept: Acceptor = accept_greedy,
     ) -> None:
         refuse_while_capturing("engine")
+        if max_batch < 1 or chunk < 1 or (batches and max(batches) != max_batch):
+            raise CreationRefused(
+                f"max_batch {max_batch}, chunk {chunk} and graphs for batches {list(batches)}; expected at least 1 of the "
+                "first two, and the largest of the last to be max_batch"
+            )
         self.target, self.head = target, head if draft_len else None
         self.draft_len, self.max_batch, self.max_seq_len = draft_len, max_batch, max_seq_len
-        self.backend, self.kernels = backend, kernels
+        self.backend, self.kernels, self.chunk, self.accept = backend, kernels, chunk, accept
         self.device = target.embed.device
+        if self.head is not None:
+            check_pair(target, self.head)
         config = engine_config(
             target,
             self.head,
@@ -110,27 +89,27 @@ class Engine:
             kernels=kernels,
         )
         check_creation(config)
-        self.caches, pair = allocate_pools(target, self.head, config)
+        if graphs and self.device.type != "cuda":
+            raise CreationRefused(f"CUDA graphs of a target on {self.device}; move it to a GPU, or pass graphs=False")
+        self.caches, self.managers = allocate_pools(target, self.head, config)
         self.geometry = self.caches.geometry
-        self.scheduler = Scheduler(pair, draft_len, max_batch, chunk)
         self.reader = PromptReader(target, self.head, self.caches, draft_len, kernels=kernels)
         self.steps: dict[int, SpeculativeStep] = {}
-        self.buckets = Buckets(batches or [max_batch], [draft_len]) if graphs else None
+        self.buckets = Buckets(batches or [max_batch], [draft_len], allow_eager=allow_eager) if graphs else None
         self.graphs: StepGraphs | None = None
         if self.buckets is not None:
             self.graphs = StepGraphs({key: self._step(key.batch) for key in self.buckets.keys}, self.buckets)
         self.acceptance = Acceptance()
         self.texts: dict[int, Text] = {}
+        self.batch = Batch()
         self.ran = self.replayed = 0
-        # Requests whose state the step of this batch size holds on the device, in the order of its rows.
-        self._held: tuple[int, tuple[int, ...]] = (0, ())
 
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
         new_tokens: int,
         *,
-        stop: Sequence[int] = (),
+        stop: Collection[int] = (),
         progress: Callable[[Engine], None] | None = None,
     ) -> Generated:
         """Up to ``new_tokens`` tokens behind each prompt, fewer where a token of ``stop`` is among them (it is the last).
@@ -150,21 +129,32 @@ class Engine:
                     f"prompt {number} has {len(prompt)} tokens and {new_tokens} are to follow; expected at least one of "
                     f"each and {self.max_seq_len} together, or an engine with a larger max_seq_len"
                 )
-        self.acceptance, self.ran, self.replayed = Acceptance(), 0, 0
+        # Nothing of an earlier call counts: its requests had the same numbers.
+        self.batch, self.acceptance, self.ran, self.replayed = Batch(), Acceptance(), 0, 0
         self.texts = {number: Text(list(prompt), new_tokens) for number, prompt in enumerate(prompts)}
+        scheduler = Scheduler(self.managers, self.draft_len, self.max_batch, self.chunk)
         for number, text in self.texts.items():
-            self.scheduler.submit(number, len(text.prompt), new_tokens)
-        while self.scheduler.requests:
-            rows = self.scheduler.schedule()
-            if not rows:
-                raise OutOfPages("no request can take its next step; the pools are too small for one of them")
-            self.scheduler.launch(rows)
-            counts = [self._read(row) for row in rows if row.context]
-            counts += self._verify([row.request for row in rows if not row.context])
-            self.scheduler.settle(counts, [row.request for row in rows if self._ends(row.request, stop)])
-            if progress is not None:
-                progress(self)
+            scheduler.submit(number, len(text.prompt), new_tokens)
+        try:
+            while scheduler.requests:
+                self._step_of(scheduler, stop)
+                if progress is not None:
+                    progress(self)
+        finally:
+            # After an exception the pages of those that were still being served must not be lost.
+            for request in scheduler.requests:
+                self.managers.free_resources(request)
         return Generated([text.tokens for text in self.texts.values()], self.acceptance, self.ran, self.replayed)
+
+    def _step_of(self, scheduler: Scheduler, stop: Collection[int]) -> None:
+        """Every request that has a place in the batch is one step further."""
+        rows = scheduler.schedule()
+        if not rows:
+            raise OutOfPages("no request can take its next step; the pools are too small for one of them")
+        scheduler.launch(rows)
+        counts = [self._read(row) for row in rows if row.context]
+        counts += self._verify([row.request for row in rows if not row.context])
+        scheduler.settle(counts, [row.request for row in rows if self.texts[row.request].cut(stop)])
 
     def _read(self, row: Row) -> int:
         """One chunk of a prompt is read; the tokens that this generates, at least counted as 1."""
@@ -185,7 +175,7 @@ class Engine:
         qo_len = 1 + self.draft_len
         route = route_step(requests, [qo_len] * len(requests), [False] * len(requests), self.buckets, self.geometry)
         step = self._step(len(route.rows))
-        self._stage(step, requests)
+        self.batch.stage(step, requests, self.texts, self._pages(requests), self._draft_pages(requests))
         if route.bucket is not None and self.graphs is not None:
             self.graphs.replay(route.bucket)
             self.replayed += 1
@@ -202,55 +192,27 @@ class Engine:
         self.acceptance.add(counts, self.draft_len)
         return counts
 
-    def _stage(self, step: SpeculativeStep, requests: list[int]) -> None:
-        """The step's inputs are those of these requests; what an earlier step left there is used where it can be."""
-        key = (step.lengths.batch, tuple(requests))
-        if key != self._held:
-            self._fetch()
-            rows = [[self.texts[request].tokens[-1], *self.texts[request].drafts] for request in requests]
-            step.inputs[: len(rows)].copy_(torch.tensor(rows))
-            step.lengths.stage([self.texts[request].past for request in requests])
-            self._held = key
-        step.page_table.copy_(page_rows(self._pages(requests), self.geometry, step.lengths.batch))
-        if step.loop is not None:
-            step.loop.page_table.copy_(page_rows(self._draft_pages(requests), step.loop.geometry, step.lengths.batch))
-
-    def _fetch(self) -> None:
-        """The drafts that the last step left on the device are on the host, for the requests that go on."""
-        batch, requests = self._held
-        if requests:
-            drafts = self.steps[batch].inputs[: len(requests), 1:].tolist()
-            for request, row in zip(requests, drafts, strict=True):
-                self.texts[request].drafts = row
-
-    def _ends(self, request: int, stop: Sequence[int]) -> bool:
-        """Whether a request has all its tokens; what was kept behind the last one is dropped."""
-        text = self.texts[request]
-        del text.tokens[text.most :]
-        last = next((place for place, token in enumerate(text.tokens) if token in stop), None)
-        if last is not None:
-            del text.tokens[last + 1 :]
-        return last is not None
-
     def _reference(self, requests: list[int]) -> EagerAttention:
         """The target's attention of a step, planned on the host from true lengths."""
         qo_len = 1 + self.draft_len
         kv_lens = [self.texts[request].past + qo_len for request in requests]
         table = FlatTable.stage(self._pages(requests), kv_lens, self.geometry, self.device)
-        batch = EagerBatch(self.geometry, [qo_len] * len(requests), kv_lens, table, self.device)
+        qo_lens = [qo_len] * len(requests)
+        batch = EagerBatch(self.geometry, qo_lens, kv_lens, table, self.device, kernels=self.kernels)
         return EagerAttention(batch, self.caches.target)
 
     def _step(self, batch: int) -> SpeculativeStep:
         """The step of a batch size; the eager engine makes them as they are needed."""
         if batch not in self.steps:
+            models = (self.target, self.head, self.caches)
             self.steps[batch] = SpeculativeStep(
-                self.target, self.head, self.caches, batch, self.draft_len, kernels=self.kernels
+                *models, batch, self.draft_len, kernels=self.kernels, accept=self.accept
             )
         return self.steps[batch]
 
     def _pages(self, requests: Sequence[int]) -> list[list[int]]:
-        return self.scheduler.caches.target.rows(requests)
+        return self.managers.target.rows(requests)
 
     def _draft_pages(self, requests: Sequence[int]) -> list[list[int]]:
-        draft = self.scheduler.caches.draft
+        draft = self.managers.draft
         return [[] for _ in requests] if draft is None else draft.rows(requests)

@@ -33,7 +33,7 @@ class StepGraphs:
             try:
                 self._graphs[bucket] = self._capture(steps[bucket])
             except RuntimeError as error:
-                buckets.fail(bucket, str(error).splitlines()[0])
+                buckets.fail(bucket, _reason(error))
             else:
                 buckets.succeed(bucket)
         if not buckets.allow_eager:
@@ -56,3 +56,11 @@ class StepGraphs:
             step.run()
         self._pool = self._pool or graph.pool()
         return graph
+
+
+def _reason(error: RuntimeError) -> str:
+    """What went wrong, in one line: leaving a capture that failed raises once more, and says less than the first."""
+    first = error.__context__
+    if isinstance(first, RuntimeError) and not error.__suppress_context__:
+        error = first
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -154,9 +154,7 @@ def plan_verify(
     qo_len = steps.shape[0]
     torch.sign(past, out=real)
     torch.add(past, real, alpha=qo_len, out=kv_lens)
-    ladder = positions.view(-1, qo_len)
-    torch.mul(real.unsqueeze(1), steps, out=ladder)
-    ladder.add_(past.unsqueeze(1))
+    torch.addcmul(past.unsqueeze(1), real.unsqueeze(1), steps, out=positions.view(-1, qo_len))
 
 
 @capture_safe(dynamic=("past", "real"), static=("step",), out=("kv_lens", "draft_positions"))

@@ -58,10 +58,16 @@ def allocate_pools(target: Target, head: DraftHead | None, config: EngineConfig)
     """Caches for ``max_batch`` requests of ``max_seq_len`` tokens, with what their last step writes beyond that.
 
     Raises:
-        CreationRefused: the managers that this configuration resolves to cannot serve a speculative engine.
+        CreationRefused: the managers that this configuration resolves to cannot serve a speculative engine, or the head
+            has no positions for such long requests.
         TargetConfigRefused: the target has no positions for such long requests.
     """
     longest = config.max_seq_len + 1 + config.draft_len + extra_kv_tokens(config.draft_len)
+    if head is not None and head.table.shape[0] < longest:
+        raise CreationRefused(
+            f"requests of {longest} tokens with their last drafts, but the head's positions end at "
+            f"{head.table.shape[0]}; make the head with positions={longest} or lower max_seq_len"
+        )
     tokens = config.max_batch * -(-longest // config.page_size) * config.page_size
     costs = cache_cost(config.target, config.draft, config.serving, config.page_size)[:2]
     first, second = create_managers(

@@ -25,7 +25,7 @@ class PromptReader:
         head: drafts for it; None with L = 0 only.
         caches: of both.
         draft_len: L.
-        kernels: of the attention of draft steps, as in `msa.DecodeDriver`.
+        kernels: of the attention, as in `msa.DecodeDriver`.
 
     Raises:
         CaptureRefused: the current stream is capturing.
@@ -37,6 +37,7 @@ class PromptReader:
         self.target = target
         self.caches = caches
         self.device = target.embed.device
+        self.kernels = kernels
         self.lengths = DraftLengths(1, draft_len, self.device)
         self.loop: DraftLoop | None = None
         if head is not None and caches.draft is not None and caches.draft_geometry is not None:
@@ -65,24 +66,13 @@ class PromptReader:
         drafts: list[int] = []
         if self.loop is not None:
             row, sampled = (torch.tensor([value], device=self.device) for value in (last, following))
-            shifted = paired_tokens(chunk, row, sampled)
-            states = self._features(self.loop, shifted, captured, positions, draft_pages)
+            batch = self._batch(self.loop.geometry, stop - start, stop, draft_pages)
+            attend = partial(batch.dense_layer, cache=self.loop.cache)
+            head = self.loop.head
+            states = head.layer(paired_tokens(chunk, row, sampled), head.fuse(captured), positions, attend)
             if ends:
                 drafts = self._drafts(self.loop, states[last:], stop, draft_pages)
         return (following, drafts) if ends else None
-
-    def _features(
-        self,
-        loop: DraftLoop,
-        tokens: torch.Tensor,
-        captured: torch.Tensor,
-        positions: torch.Tensor,
-        pages: Sequence[int],
-    ) -> torch.Tensor:
-        """The head's hidden states [T, H] of a chunk, whose keys are then in its cache."""
-        batch = self._batch(loop.geometry, tokens.shape[0], int(positions[-1]) + 1, pages)
-        attend = partial(batch.dense_layer, cache=loop.cache)
-        return loop.head.layer(tokens, loop.head.fuse(captured), positions, attend)
 
     def _drafts(self, loop: DraftLoop, hidden: torch.Tensor, past: int, pages: Sequence[int]) -> list[int]:
         """L drafts behind a prompt of ``past`` tokens, whose last hidden state is ``hidden`` [1, H]."""
@@ -92,9 +82,11 @@ class PromptReader:
 
     def _batch(self, geometry: Geometry, tokens: int, stop: int, pages: Sequence[int]) -> EagerBatch:
         table = FlatTable.stage([pages], [stop], geometry, self.device)
-        return EagerBatch(geometry, [tokens], [stop], table, self.device)
+        return EagerBatch(geometry, [tokens], [stop], table, self.device, kernels=self.kernels)
 
 
 def page_rows(pages: Sequence[Sequence[int]], geometry: Geometry, batch: int) -> torch.Tensor:
     """The page table int32 [batch, W], host, of requests that may write to all of their pages."""
-    return pad_rows(pages, [len(row) * geometry.page_size for row in pages], geometry, batch)
+    # The last page of the longest request may reach beyond the longest request.
+    tokens = [min(len(row) * geometry.page_size, geometry.capacity) for row in pages]
+    return pad_rows(pages, tokens, geometry, batch)

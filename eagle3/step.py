@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eagle3.accept import PADDING_TOKEN, accept_greedy
+from eagle3.accept import PADDING_TOKEN, Acceptor, accept_greedy
 from eagle3.errors import CreationRefused
 from eagle3.head import DraftHead
 from eagle3.lengths import DraftLengths
@@ -48,6 +48,8 @@ class SpeculativeStep:
         batch: B.
         draft_len: L.
         kernels: of the attention, as in `msa.DecodeDriver`.
+        accept: says what is kept, inside the captured region; another rule must obey what `accept_greedy` promises of
+            shapes, padding rows and counts, and what it keeps need not be the target's text.
 
     Attributes:
         inputs: [B, 1 + L] int64, device: the last token of each request and its drafts. State.
@@ -58,7 +60,7 @@ class SpeculativeStep:
 
     Raises:
         CaptureRefused: the current stream is capturing.
-        CreationRefused: drafts are asked for without a head.
+        CreationRefused: drafts are asked for without a head, or without a cache for it.
     """
 
     def __init__(
@@ -70,12 +72,16 @@ class SpeculativeStep:
         draft_len: int,
         *,
         kernels: str = "portable",
+        accept: Acceptor = accept_greedy,
     ) -> None:
         refuse_while_capturing("speculative step")
         if head is None and draft_len:
             raise CreationRefused(f"draft_len {draft_len} without a head; pass one, or draft_len=0")
+        if draft_len and caches.draft is None:
+            raise CreationRefused(f"draft_len {draft_len} without a cache for the head; allocate one, or draft_len=0")
         device = target.embed.device
         self.target = target
+        self.accept = accept
         self.lengths = DraftLengths(batch, draft_len, device)
         qo_len = self.lengths.qo_len
         self.driver = DecodeDriver(
@@ -106,7 +112,7 @@ class SpeculativeStep:
             attention = self.attention
         hidden, captured = self.target.forward(inputs.view(-1), lengths.positions, attention)
         chosen = self.target.logits(hidden).argmax(1).view_as(inputs)
-        accept_greedy(inputs[:, 1:], chosen, lengths.kv_lens, self.tokens, lengths.count)
+        self.accept(inputs[:, 1:], chosen, lengths.kv_lens, self.tokens, lengths.count)
         lengths.after_accept()
         last_kept = (lengths.count.unsqueeze(1) - 1).clamp_(min=0)
         inputs[:, :1].copy_(self.tokens.gather(1, last_kept.to(torch.int64)))

@@ -164,7 +164,10 @@ class TargetConfig:
         Raises:
             TargetConfigRefused: it is of another kind, has unknown fields, or its sizes do not fit together.
         """
-        words: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            words: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise TargetConfigRefused(f"{path} is no JSON object: {error}") from error
         kind, convention = words.pop("model_type", None), words.pop("capture_convention", "inputs")
         if kind != MODEL_TYPE or convention != "inputs":
             raise TargetConfigRefused(

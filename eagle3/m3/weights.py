@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
+from eagle3.errors import CheckpointFormat
 from eagle3.m3.config import TargetConfig
 from eagle3.m3.errors import WeightsMismatch
 
@@ -84,6 +84,9 @@ def save_target(folder: Path, config: TargetConfig, weights: Mapping[str, torch.
     Raises:
         WeightsMismatch: they do not belong together.
     """
+    # Whoever brings weights of their own need not have it.
+    from safetensors.torch import save_file
+
     check_weights(config, weights)
     folder.mkdir(parents=True, exist_ok=True)
     config.save(folder / CONFIG_FILE)
@@ -99,10 +102,22 @@ def load_target(
         dtype: of the weights; as stored by default.
 
     Raises:
+        CheckpointFormat: the weights are no safetensors file, or safetensors is not installed.
         TargetConfigRefused: the sizes cannot be read.
         WeightsMismatch: the tensors are not those of such a target.
     """
+    file = folder / WEIGHTS_FILE
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise CheckpointFormat(
+            f"{file} cannot be read without safetensors; install torch-graphcheck[eagle3]"
+        ) from error
     config = TargetConfig.load(folder / CONFIG_FILE)
-    weights = load_file(folder / WEIGHTS_FILE)
+    try:
+        weights = load_file(file)
+    except SafetensorError as error:
+        raise CheckpointFormat(f"{file} is no whole safetensors file ({error}); fetch it again") from error
     check_weights(config, weights)
     return config, {name: tensor.to(device=device, dtype=dtype or tensor.dtype) for name, tensor in weights.items()}
