@@ -67,6 +67,31 @@ def page_ids(scene: Scene, given: torch.Tensor) -> torch.Tensor:
     return ids
 
 
+def confirmed(scene: Scene, ids: torch.Tensor, right: torch.Tensor, slack: float) -> torch.Tensor:
+    """The pages that were chosen, int32 [T, Hkv, K], where float64 scores allow the choice; else the right ones.
+
+    Args:
+        ids: [T, Hkv, K], host: what was chosen.
+        right: [Hidx, T, W] float64, host: scores.
+        slack: how far two scores may lie apart and still come in either order.
+    """
+    best = page_ids(scene, right)
+    confirmed = ids.clone()
+    geometry = scene.geometry
+    for row, count in enumerate(scene.valid_pages().tolist()):
+        forced = {*range(min(geometry.init_pages, count)), *range(max(count - geometry.local_pages, 0), count)}
+        for head in range(geometry.kv_heads):
+            mine = ids[row, head].tolist()
+            pages = [page for page in mine if page >= 0]
+            others = [float(right[head, row, page]) for page in range(count) if page not in pages]
+            scored = [float(right[head, row, page]) for page in pages if page not in forced and page < count]
+            listed = sorted(set(pages)) + [-1] * (geometry.top_k - len(pages))
+            fits = mine == listed and len(pages) == min(geometry.top_k, count) and forced <= set(pages)
+            if not fits or pages[-1:] > [count - 1] or (others and scored and min(scored) < max(others) - slack):
+                confirmed[row, head] = best[row, head]
+    return confirmed
+
+
 def sparse_out(
     scene: Scene, k_cache: torch.Tensor, v_cache: torch.Tensor, q: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:

@@ -8,6 +8,7 @@ with NaN, unused table entries with ids outside the pool.
 from __future__ import annotations
 
 from graphcheck import Component
+from msa.component.layers import Layers
 from msa.component.passes import Dense, KvWrite, Proxy, Select, Sparse
 from msa.component.steps import Decode, DecodeM3, Overlap
 
@@ -20,4 +21,5 @@ COMPONENTS: dict[str, type[Component]] = {
     "decode": Decode,
     "overlap": Overlap,
     "decode.m3": DecodeM3,
+    "layers": Layers,
 }

@@ -41,6 +41,7 @@ class Attention(Component):
     """What all components of msa share: variants, staging, masks and the pieces of the reference.
 
     Attributes:
+        stored: names of the caches, without the variant.
         writes: the region writes the step's keys and values itself.
         derived: scratch beyond the dummy pages, per variant.
         advanced: state beyond the caches, per variant.
@@ -51,6 +52,7 @@ class Attention(Component):
     """
 
     VARIANTS: ClassVar[Mapping[str, Variant]] = small_variants(1, 4)
+    stored: ClassVar[tuple[str, ...]] = CACHES
     writes: ClassVar[bool] = True
     derived: ClassVar[tuple[str, ...]] = DERIVED
     advanced: ClassVar[tuple[str, ...]] = ()
@@ -80,15 +82,13 @@ class Attention(Component):
         def named(names: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(f"{name}_{variant}" for variant in variants for name in names)
 
-        caches = CACHES if cls.writes else ()
+        caches = cls.stored if cls.writes else ()
         spill = tuple(f"spill_{name}" for name in caches)
         return named((*caches, *cls.advanced)), (*named((*cls.derived, *spill)), *cls.work)
 
     def allocate(self, device: torch.device) -> Buffers:
         self.chosen = kernels_for(device) if self.kernels is None else self.kernels
-        self.benches = {
-            name: Bench(variant, device, self.chosen, self.scales) for name, variant in self.VARIANTS.items()
-        }
+        self.benches = {name: self.build(variant, device) for name, variant in self.VARIANTS.items()}
         if self.chosen == "triton":
             self.allocation = "none"  # type: ignore[misc]
             workspace = tuple(f"{name}_{variant}" for variant in self.VARIANTS for name in WORKSPACE)
@@ -101,6 +101,10 @@ class Attention(Component):
                 for name, tensor in bench.tensors().items()
             }
         )
+
+    def build(self, variant: Variant, device: torch.device) -> Bench:
+        """Driver, caches and inputs of one variant."""
+        return Bench(variant, device, self.chosen, self.scales)
 
     def cases(self) -> SearchStrategy[Case]:
         return case(**self.fields())
@@ -168,7 +172,7 @@ class Attention(Component):
         regions: dict[str, Any] = dict.fromkeys(self.mutates, NOTHING)
         if self.writes:
             fresh = scene.fresh().to(buffers[f"q_{case.variant}"].device)
-            regions.update({f"{name}_{case.variant}": fresh for name in CACHES})
+            regions.update({f"{name}_{case.variant}": fresh for name in self.stored})
         regions["scores"] = scene.visible_scores()
         return regions
 
