@@ -7,11 +7,15 @@ from collections.abc import Mapping
 import torch
 
 from msa import reference as formulas
+from msa.geometry import FP8
 from msa.scene import Scene
 
 
 def caches_after(
-    scene: Scene, caches: Mapping[str, torch.Tensor], fresh: Mapping[str, torch.Tensor]
+    scene: Scene,
+    caches: Mapping[str, torch.Tensor],
+    fresh: Mapping[str, torch.Tensor],
+    scales: Mapping[str, float] | None = None,
 ) -> dict[str, torch.Tensor]:
     """The caches once the step's tokens are written.
 
@@ -19,13 +23,17 @@ def caches_after(
         scene: the batch.
         caches: by name, [pages + 1, heads, P, D], host.
         fresh: by the same names, [T, heads, D], host: the step's keys or values.
+        scales: by the same names, of caches that are stored as fp8.
     """
     after = {name: tensor.clone() for name, tensor in caches.items()}
     for row in range(scene.real_rows):
         if scene.position(row) >= 0:
             page, offset = scene.slot(row // scene.qo_len, scene.position(row))
             for name, tensor in after.items():
-                tensor[page, :, offset] = fresh[name][row]
+                value = fresh[name][row]
+                if tensor.dtype is FP8:
+                    value = (value.float() / (scales or {}).get(name, 1.0)).clamp(-448, 448)
+                tensor[page, :, offset] = value.to(tensor.dtype)
     return after
 
 

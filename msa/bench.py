@@ -9,7 +9,7 @@ import torch
 
 from msa.cache import PagedCache
 from msa.driver import DecodeDriver
-from msa.geometry import Geometry
+from msa.geometry import FP8, Geometry
 from msa.overlap import OverlapLengths
 
 
@@ -59,6 +59,11 @@ def m3_variants(*parallel: int, bucket: int = 2) -> dict[str, Variant]:
     }
 
 
+def as_bytes(cache: torch.Tensor) -> torch.Tensor:
+    """The cache, viewed as bytes if it is fp8: comparing and masking need no more, and few operators take fp8."""
+    return cache.view(torch.uint8) if cache.dtype is FP8 else cache
+
+
 class Bench:
     """Driver, cache and inputs of one variant.
 
@@ -105,7 +110,8 @@ class Bench:
         return {"q": self.q, "k": self.k, "v": self.v, "index_q": self.index_q, "index_k": self.index_k}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything by buffer name; ``spill_*`` is the dummy page of each cache."""
-        spill = {f"spill_{name}": tensor[-1:] for name, tensor in self.caches().items()}
+        """Everything by buffer name; ``spill_*`` is the dummy page of each cache. fp8 caches come as bytes."""
+        stored = {name: as_bytes(tensor) for name, tensor in self.caches().items()}
+        spill = {f"spill_{name}": tensor[-1:] for name, tensor in stored.items()}
         lengths = {"staged": self.overlap.staged, "accepted": self.overlap.accepted}
-        return {**self.caches(), **spill, **self.inputs(), **self.driver.tensors(), **lengths}
+        return {**stored, **spill, **self.inputs(), **self.driver.tensors(), **lengths}

@@ -27,9 +27,11 @@ from graphcheck import (
 from msa import answer
 from msa.bench import Bench, Variant, small_variants
 from msa.eager import EagerBatch
+from msa.geometry import FP8
 from msa.scene import Scene
 
 CACHES = ("k_cache", "v_cache", "index_cache")
+SCALES = ("k_scale", "v_scale", "index_scale")
 FRESH = ("k", "v", "index_k")
 WORKSPACE = ("peaks", "norms", "totals")
 DERIVED = ("qo_offsets", "extents", "valid_pages", "slots")
@@ -151,7 +153,7 @@ class Attention(Component):
         dead = ~scene.alive(history_only=self.writes).to(bench.q.device)
         for part, (_, tensor) in enumerate(sorted(bench.caches().items())):
             case.kv.fill(tensor, 10 + part)
-            tensor.masked_fill_(dead, math.nan)
+            bury(tensor, dead)
         self.stage_lengths(buffers, case, scene)
 
     def stage_lengths(self, buffers: Buffers, case: Case, scene: Scene) -> None:
@@ -200,8 +202,20 @@ class Attention(Component):
     def right_caches(self, before: Mapping[str, torch.Tensor], case: Case) -> dict[str, torch.Tensor]:
         """The caches once the step's tokens are written, by name without the variant."""
         caches = {name: before[f"{name}_{case.variant}"] for name in CACHES}
+        # Buffers show fp8 as bytes.
+        caches = {name: cache.view(FP8) if cache.dtype is torch.uint8 else cache for name, cache in caches.items()}
         fresh = {name: before[f"{part}_{case.variant}"] for name, part in zip(CACHES, FRESH, strict=True)}
-        return answer.caches_after(self.scene(case), caches, fresh)
+        scales = dict(zip(CACHES, (self.scales.get(name, 1.0) for name in SCALES), strict=True))
+        return answer.caches_after(self.scene(case), caches, fresh, scales)
+
+
+def bury(cache: torch.Tensor, dead: torch.Tensor) -> None:
+    """Slots of ``cache`` [pages, heads, P, D] that are ``dead`` (bool, broadcastable) hold NaN; in place."""
+    if cache.dtype is FP8:
+        # There is no masked fill of fp8; this is its NaN.
+        cache.view(torch.uint8).masked_fill_(dead, 0x7F)
+    else:
+        cache.masked_fill_(dead, math.nan)
 
 
 def kernels_for(device: torch.device) -> str:

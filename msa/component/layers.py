@@ -14,7 +14,7 @@ from msa import answer
 from msa.bench import Bench, Variant
 from msa.component.attention import DERIVED, Attention
 from msa.geometry import Geometry
-from msa.stack import DENSE, LAYERS, Stack, names, projected
+from msa.stack import DENSE, LAYERS, MIX, Stack, names, projected
 
 # Two requests of 20 pages, so that selection has something to leave out.
 _BUCKET, _PAGES, _QO_LEN, _LONGEST = 2, 20, 4, 2500
@@ -82,7 +82,7 @@ class Layers(Attention):
                 stack.chosen[layer - DENSE, : planned.rows].copy_(page_ids)
                 out = planned.attend_sparse(q, cache, page_ids)
             stack.outs[layer, : planned.rows].copy_(out)
-            q = q + out
+            q = (q + out) * MIX
         return {"outs": stack.outs, "chosen": stack.chosen}
 
     def reference(
@@ -103,5 +103,5 @@ class Layers(Attention):
                 chosen.append(answer.confirmed(scene, outputs["chosen"][layer - DENSE], scores, 1e-3))
                 outs.append(answer.sparse_out(scene, keys, values, q, outputs["chosen"][layer - DENSE]))
             right.update({f"{cache}_{name}": tensor for cache, tensor in after.items()})
-            q = q + outputs["outs"][layer]
+            q = (q + outputs["outs"][layer]) * MIX
         return {"outs": torch.stack(outs), "chosen": torch.stack(chosen), **right}

@@ -239,6 +239,31 @@ def test_a_correction_is_one_launch_and_gives_the_portable_fields(monkeypatch):
         assert torch.equal(found["triton"][name], tensor), name
 
 
+def test_fp8_caches_hold_the_portable_bytes_and_are_read_with_their_scales():
+    fp8 = torch.float8_e4m3fn
+    one = dict(q_heads=2, kv_heads=1, index_heads=1, dtype=torch.bfloat16, kv_dtype=fp8, index_dtype=fp8)
+    geometry, scales = sizes(1, **one), {"k_scale": 0.3, "v_scale": 0.03, "index_scale": 1.7}
+    draw = torch.Generator().manual_seed(0)
+    step = [torch.randn(2, heads, 32, generator=draw).to(torch.bfloat16).to(DEVICE) for heads in (2, 1, 1, 1, 1)]
+    history = [(torch.randn(81, 1, 16, 32, generator=draw) / scale).to(fp8) for scale in scales.values()]
+    found = {}
+    for kernels in ("portable", "triton"):
+        cache = PagedCache(*(tensor.clone().to(DEVICE) for tensor in history), **scales)
+        driver = DecodeDriver(geometry, 1, 2, DEVICE, kernels=kernels)
+        driver.stage([40], [[3, 1, 8]])
+        driver.plan()
+        sparse = driver.sparse_layer(*step, cache).float()
+        dense = driver.attend_dense(step[0], cache, torch.empty_like(driver.out)).float()
+        found[kernels] = (
+            sparse,
+            dense,
+            *(tensor[:-1].view(torch.uint8) for tensor in (cache.k, cache.v, cache.index_k)),
+        )
+    for ours, right in zip(found["triton"], found["portable"], strict=True):
+        # bf16 weights and output, which the interpreter rounds towards zero.
+        assert torch.allclose(ours, right, rtol=0, atol=3e-2) if right.is_floating_point() else torch.equal(ours, right)
+
+
 def test_prepare_leaves_lengths_table_and_pages_as_they_are():
     step = Step(sizes(2, q_heads=4, kv_heads=1, index_heads=1), 2, {1: 40, 2: 18}, "triton")
     driver = step.driver
