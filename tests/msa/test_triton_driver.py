@@ -244,7 +244,9 @@ def test_fp8_caches_hold_the_portable_bytes_and_are_read_with_their_scales():
     one = dict(q_heads=2, kv_heads=1, index_heads=1, dtype=torch.bfloat16, kv_dtype=fp8, index_dtype=fp8)
     geometry, scales = sizes(1, **one), {"k_scale": 0.3, "v_scale": 0.03, "index_scale": 1.7}
     draw = torch.Generator().manual_seed(0)
-    step = [torch.randn(2, heads, 32, generator=draw).to(torch.bfloat16).to(DEVICE) for heads in (2, 1, 1, 1, 1)]
+    drawn = [torch.randn(2, heads, 32, generator=draw) for heads in (2, 1, 1, 1, 1)]
+    # Numbers away from zero: the interpreter rounds the smallest ones of fp8 wrongly.
+    step = [(tensor + tensor.sign()).to(torch.bfloat16).to(DEVICE) for tensor in drawn]
     history = [(torch.randn(81, 1, 16, 32, generator=draw) / scale).to(fp8) for scale in scales.values()]
     found = {}
     for kernels in ("portable", "triton"):
@@ -261,7 +263,8 @@ def test_fp8_caches_hold_the_portable_bytes_and_are_read_with_their_scales():
         )
     for ours, right in zip(found["triton"], found["portable"], strict=True):
         # bf16 weights and output, which the interpreter rounds towards zero.
-        assert torch.allclose(ours, right, rtol=0, atol=3e-2) if right.is_floating_point() else torch.equal(ours, right)
+        limit = 3e-2 if right.is_floating_point() else 0
+        assert float((ours.double() - right.double()).abs().max()) <= limit
 
 
 def test_prepare_leaves_lengths_table_and_pages_as_they_are():
