@@ -101,6 +101,7 @@ class GraphClock:
 
     def __init__(self) -> None:
         self.scrubbed = torch.empty(SCRUBBED // 4, device="cuda")
+        self._once(self._scrub)
         self.scrub_only = self._replays(self._graph(self._scrub, COLD_CALLS))
 
     def warm(self, call: Callable[[], object]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -33,6 +34,8 @@ from msa.scene import Scene
 CACHES = ("k_cache", "v_cache", "index_cache")
 SCALES = ("k_scale", "v_scale", "index_scale")
 FRESH = ("k", "v", "index_k")
+# Largest difference for values of up to four in bf16, 128 tokens and more: shorter rows are better.
+ROUNDED_WEIGHTS = 4e-3
 WORKSPACE = ("peaks", "norms", "totals")
 DERIVED = ("qo_offsets", "extents", "valid_pages", "slots")
 KINDS = ("normal", "ramp", "ties", "zeros")
@@ -62,7 +65,7 @@ class Attention(Component):
     kinds: ClassVar[tuple[str, ...]] = KINDS
     kernels: ClassVar[str | None] = None
     scales: ClassVar[Mapping[str, float]] = {}
-    tolerance = {
+    tolerance: Mapping[str, Tolerance] = {
         "scores": Tolerance(ulps=32, absolute=1e-4),
         "out": Tolerance(ulps=4, absolute=2e-4),
     }
@@ -95,6 +98,7 @@ class Attention(Component):
             self.allocation = "none"  # type: ignore[misc]
             workspace = tuple(f"{name}_{variant}" for variant in self.VARIANTS for name in WORKSPACE)
             self.scratch = (*self.scratch, *workspace)  # type: ignore[misc]
+            self.tolerance = _coarser(self.tolerance)  # type: ignore[misc]
         self.active = next(iter(self.benches))
         return Buffers(
             **{
@@ -225,6 +229,14 @@ def kernels_for(device: torch.device) -> str:
     if not real or torch.cuda.get_device_capability(device) < (9, 0) or find_spec("triton") is None:
         return "portable"
     return "triton"
+
+
+def _coarser(tolerance: Mapping[str, Tolerance]) -> dict[str, Tolerance]:
+    """What the kernels are held to: they round weights to the dtype of the cache before these meet the values."""
+    return {
+        name: replace(given, absolute=max(given.absolute, ROUNDED_WEIGHTS)) if name in ("out", "outs") else given
+        for name, given in tolerance.items()
+    }
 
 
 @lru_cache(maxsize=8)

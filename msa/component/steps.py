@@ -147,7 +147,7 @@ class DecodeFp8(Decode):
     The scales are such that some values saturate.
     """
 
-    VARIANTS = {"fp8": Variant(replace(small(), kv_dtype=FP8, index_dtype=FP8), 4, 4)}
+    VARIANTS = {"fp8": Variant(replace(small(), dtype=torch.bfloat16, kv_dtype=FP8, index_dtype=FP8), 4, 4)}
     scales = {"k_scale": 0.25, "v_scale": 0.0078125, "index_scale": 2.0}
 
 
