@@ -72,6 +72,7 @@ class Bench:
         device: where everything lives.
         kernels: of the driver, which with "triton" is prepared here.
         scales: of the cache, by name, where it is fp8.
+        pdl: programmatic dependent launches, with "triton".
 
     Attributes:
         q: [T, Hq, D], k, v: [T, Hkv, D], index_q: [T, Hidx, D], index_k: [T, 1, D]; dtype, device.
@@ -83,10 +84,11 @@ class Bench:
         device: torch.device,
         kernels: str = "portable",
         scales: Mapping[str, float] | None = None,
+        pdl: bool = False,
     ) -> None:
         geometry, rows = variant.geometry, variant.rows
         self.variant = variant
-        self.driver = DecodeDriver(geometry, variant.bucket, variant.qo_len, device, kernels=kernels)
+        self.driver = DecodeDriver(geometry, variant.bucket, variant.qo_len, device, kernels=kernels, pdl=pdl)
         self.cache = PagedCache.allocate(geometry, device, **(scales or {}))
 
         def new(heads: int) -> torch.Tensor:

@@ -47,8 +47,9 @@ class Stack(Bench):
         device: torch.device,
         kernels: str = "portable",
         scales: Mapping[str, float] | None = None,
+        pdl: bool = False,
     ) -> None:
-        super().__init__(variant, device, kernels, scales)
+        super().__init__(variant, device, kernels, scales, pdl)
         geometry = variant.geometry
         self.layers = [
             self.cache if layer == DENSE else PagedCache.allocate(geometry, device, sparse=layer >= DENSE)

@@ -53,6 +53,7 @@ class Attention(Component):
         work: scratch that belongs to no variant.
         kernels: what both arms run on; None for Triton on a real GPU, where nothing is allocated, and for the portable
             operators on the emulator and on the CPU.
+        pdl: launch the Triton kernels as programmatic dependents of each other.
         scales: of the caches, by name, where they are fp8.
     """
 
@@ -64,6 +65,7 @@ class Attention(Component):
     work: ClassVar[tuple[str, ...]] = ()
     kinds: ClassVar[tuple[str, ...]] = KINDS
     kernels: ClassVar[str | None] = None
+    pdl: ClassVar[bool] = False
     scales: ClassVar[Mapping[str, float]] = {}
     tolerance: Mapping[str, Tolerance] = {
         "scores": Tolerance(ulps=32, absolute=1e-4),
@@ -110,7 +112,7 @@ class Attention(Component):
 
     def build(self, variant: Variant, device: torch.device) -> Bench:
         """Driver, caches and inputs of one variant."""
-        return Bench(variant, device, self.chosen, self.scales)
+        return Bench(variant, device, self.chosen, self.scales, self.pdl)
 
     def cases(self) -> SearchStrategy[Case]:
         return case(**self.fields())

@@ -49,7 +49,7 @@ class Layers(Attention):
     tolerance = {"outs": Tolerance(ulps=4, absolute=1e-3)}
 
     def build(self, variant: Variant, device: torch.device) -> Bench:
-        return Stack(variant, device, self.chosen, self.scales)
+        return Stack(variant, device, self.chosen, self.scales, self.pdl)
 
     def stack(self, name: str) -> Stack:
         """The tensors of a variant."""

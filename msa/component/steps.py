@@ -151,6 +151,15 @@ class DecodeFp8(Decode):
     scales = {"k_scale": 0.25, "v_scale": 0.0078125, "index_scale": 2.0}
 
 
+class DecodePdl(Decode):
+    """The whole step with programmatic dependent launches: each kernel waits before it reads what the last one wrote.
+
+    Portable operators know no such launches, so it stands for something on a GPU only.
+    """
+
+    pdl = True
+
+
 class DecodeM3Batch8(DecodeM3):
     """The whole step at the sizes of MiniMax-M3, eight requests: what `graphcheck bench` times."""
 

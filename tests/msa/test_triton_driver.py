@@ -178,30 +178,6 @@ def test_a_captured_steps_live_fields_may_change_between_calls():
             same_bits(mixed.of(request), fresh.of(request))
 
 
-def test_the_eager_api_on_the_same_kernels_gives_the_drivers_bits():
-    qo_len, requests, changes = 4, {1: 3, 2: 85}, dict(q_heads=4, kv_heads=1, index_heads=1)
-    geometry = sizes(len(requests) + 1, **changes)
-    step = Step(geometry, qo_len, requests, "triton").run()
-    fresh = Step(geometry, qo_len, requests, "triton")
-    lengths, real = list(requests.values()), len(requests) * qo_len
-    table = FlatTable.stage(fresh.scene.rows, lengths, geometry, DEVICE)
-    batch = EagerBatch(geometry, [qo_len] * len(requests), lengths, table, DEVICE, kernels="triton")
-    given = {name: tensor[:real] for name, tensor in fresh.inputs.items()}
-    batch.write(fresh.cache, given["k"], given["v"], given["index_k"])
-    scores = batch.score(given["index_q"], fresh.cache)
-    ids = batch.select(scores)
-    found = {"ids": ids, "out": batch.attend_sparse(given["q"], fresh.cache, ids)}
-    found["dense"] = batch.attend_dense(given["q"], fresh.cache)
-    driver = step.driver
-    same_bits(found, {"ids": driver.page_ids[:real], "out": driver.out[:real], "dense": step.dense[:real]})
-    for request, mine in zip(batch.requests, scores, strict=True):
-        for row, valid in enumerate(request.valid_pages.tolist()):
-            theirs = driver.scores[:, request.first + row, :valid]
-            same_bits({"scores": mine[:, row, :valid]}, {"scores": theirs})
-    for got, expected in zip(fresh.tensors(), step.tensors(), strict=True):
-        same_bits({"cache": got[:-1].nan_to_num()}, {"cache": expected[:-1].nan_to_num()})
-
-
 def test_a_mixed_batch_with_a_long_prefill_equals_the_portable_one():
     geometry = sizes(2, q_heads=4, kv_heads=1, index_heads=1, max_qo_len=4)
     qo_lens, lengths, rows = [10, 1], [7, 33], [[3], [9, 4, 0]]
