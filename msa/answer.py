@@ -7,11 +7,15 @@ from collections.abc import Mapping
 import torch
 
 from msa import reference as formulas
+from msa.geometry import FP8
 from msa.scene import Scene
 
 
 def caches_after(
-    scene: Scene, caches: Mapping[str, torch.Tensor], fresh: Mapping[str, torch.Tensor]
+    scene: Scene,
+    caches: Mapping[str, torch.Tensor],
+    fresh: Mapping[str, torch.Tensor],
+    scales: Mapping[str, float] | None = None,
 ) -> dict[str, torch.Tensor]:
     """The caches once the step's tokens are written.
 
@@ -19,13 +23,17 @@ def caches_after(
         scene: the batch.
         caches: by name, [pages + 1, heads, P, D], host.
         fresh: by the same names, [T, heads, D], host: the step's keys or values.
+        scales: by the same names, of caches that are stored as fp8.
     """
     after = {name: tensor.clone() for name, tensor in caches.items()}
     for row in range(scene.real_rows):
         if scene.position(row) >= 0:
             page, offset = scene.slot(row // scene.qo_len, scene.position(row))
             for name, tensor in after.items():
-                tensor[page, :, offset] = fresh[name][row]
+                value = fresh[name][row]
+                if tensor.dtype is FP8:
+                    value = (value.float() / (scales or {}).get(name, 1.0)).clamp(-448, 448)
+                tensor[page, :, offset] = value.to(tensor.dtype)
     return after
 
 
@@ -65,6 +73,31 @@ def page_ids(scene: Scene, given: torch.Tensor) -> torch.Tensor:
             chosen = formulas.select(mine, geometry.top_k, geometry.init_pages, geometry.local_pages)
             ids[row, head, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
     return ids
+
+
+def confirmed(scene: Scene, ids: torch.Tensor, right: torch.Tensor, slack: float) -> torch.Tensor:
+    """The pages that were chosen, int32 [T, Hkv, K], where float64 scores allow the choice; else the right ones.
+
+    Args:
+        ids: [T, Hkv, K], host: what was chosen.
+        right: [Hidx, T, W] float64, host: scores.
+        slack: how far two scores may lie apart and still come in either order.
+    """
+    best = page_ids(scene, right)
+    confirmed = ids.clone()
+    geometry = scene.geometry
+    for row, count in enumerate(scene.valid_pages().tolist()):
+        forced = {*range(min(geometry.init_pages, count)), *range(max(count - geometry.local_pages, 0), count)}
+        for head in range(geometry.kv_heads):
+            mine = ids[row, head].tolist()
+            pages = [page for page in mine if page >= 0]
+            others = [float(right[head, row, page]) for page in range(count) if page not in pages]
+            scored = [float(right[head, row, page]) for page in pages if page not in forced and page < count]
+            listed = sorted(set(pages)) + [-1] * (geometry.top_k - len(pages))
+            fits = mine == listed and len(pages) == min(geometry.top_k, count) and forced <= set(pages)
+            if not fits or pages[-1:] > [count - 1] or (others and scored and min(scored) < max(others) - slack):
+                confirmed[row, head] = best[row, head]
+    return confirmed
 
 
 def sparse_out(

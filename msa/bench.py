@@ -9,7 +9,7 @@ import torch
 
 from msa.cache import PagedCache
 from msa.driver import DecodeDriver
-from msa.geometry import Geometry
+from msa.geometry import FP8, Geometry
 from msa.overlap import OverlapLengths
 
 
@@ -59,6 +59,11 @@ def m3_variants(*parallel: int, bucket: int = 2) -> dict[str, Variant]:
     }
 
 
+def as_bytes(cache: torch.Tensor) -> torch.Tensor:
+    """The cache, viewed as bytes if it is fp8: comparing and masking need no more, and few operators take fp8."""
+    return cache.view(torch.uint8) if cache.dtype is FP8 else cache
+
+
 class Bench:
     """Driver, cache and inputs of one variant.
 
@@ -67,6 +72,7 @@ class Bench:
         device: where everything lives.
         kernels: of the driver, which with "triton" is prepared here.
         scales: of the cache, by name, where it is fp8.
+        pdl: programmatic dependent launches, with "triton".
 
     Attributes:
         q: [T, Hq, D], k, v: [T, Hkv, D], index_q: [T, Hidx, D], index_k: [T, 1, D]; dtype, device.
@@ -78,10 +84,11 @@ class Bench:
         device: torch.device,
         kernels: str = "portable",
         scales: Mapping[str, float] | None = None,
+        pdl: bool = False,
     ) -> None:
         geometry, rows = variant.geometry, variant.rows
         self.variant = variant
-        self.driver = DecodeDriver(geometry, variant.bucket, variant.qo_len, device, kernels=kernels)
+        self.driver = DecodeDriver(geometry, variant.bucket, variant.qo_len, device, kernels=kernels, pdl=pdl)
         self.cache = PagedCache.allocate(geometry, device, **(scales or {}))
 
         def new(heads: int) -> torch.Tensor:
@@ -105,7 +112,8 @@ class Bench:
         return {"q": self.q, "k": self.k, "v": self.v, "index_q": self.index_q, "index_k": self.index_k}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything by buffer name; ``spill_*`` is the dummy page of each cache."""
-        spill = {f"spill_{name}": tensor[-1:] for name, tensor in self.caches().items()}
+        """Everything by buffer name; ``spill_*`` is the dummy page of each cache. fp8 caches come as bytes."""
+        stored = {name: as_bytes(tensor) for name, tensor in self.caches().items()}
+        spill = {f"spill_{name}": tensor[-1:] for name, tensor in stored.items()}
         lengths = {"staged": self.overlap.staged, "accepted": self.overlap.accepted}
-        return {**self.caches(), **spill, **self.inputs(), **self.driver.tensors(), **lengths}
+        return {**stored, **spill, **self.inputs(), **self.driver.tensors(), **lengths}

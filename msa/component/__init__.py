@@ -8,8 +8,9 @@ with NaN, unused table entries with ids outside the pool.
 from __future__ import annotations
 
 from graphcheck import Component
+from msa.component.layers import Layers
 from msa.component.passes import Dense, KvWrite, Proxy, Select, Sparse
-from msa.component.steps import Decode, DecodeM3, Overlap
+from msa.component.steps import Decode, DecodeFp8, DecodeM3, Overlap
 
 COMPONENTS: dict[str, type[Component]] = {
     "proxy": Proxy,
@@ -20,4 +21,6 @@ COMPONENTS: dict[str, type[Component]] = {
     "decode": Decode,
     "overlap": Overlap,
     "decode.m3": DecodeM3,
+    "decode.fp8": DecodeFp8,
+    "layers": Layers,
 }

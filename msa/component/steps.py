@@ -13,8 +13,9 @@ from graphcheck import Buffers, Case, Contents, PageTable, Tolerance, lengths
 from graphcheck.cases import Integer, Lengths
 from graphcheck.trace import Engine, Step
 from msa import answer
-from msa.bench import Bench, m3_variants, small_variants
+from msa.bench import Bench, Variant, as_bytes, m3_variants, small, small_variants
 from msa.component.attention import DERIVED, Attention, put_lengths
+from msa.geometry import FP8
 from msa.scene import Scene
 
 # On the CPU a step reads the whole table, so its capacity is bounded.
@@ -82,11 +83,12 @@ class Decode(Attention):
     ) -> Mapping[str, torch.Tensor]:
         scene, caches = self.scene(case), self.right_caches(before, case)
         index_q, q = before[f"index_q_{case.variant}"], before[f"q_{case.variant}"]
+        k, v = (caches[f"{name}_cache"].float() * self.scales.get(f"{name}_scale", 1.0) for name in ("k", "v"))
         return {
             "scores": answer.scores(scene, caches["index_cache"], index_q),
             "page_ids": answer.page_ids(scene, outputs["scores"]),
-            "out": answer.sparse_out(scene, caches["k_cache"], caches["v_cache"], q, outputs["page_ids"]),
-            **{f"{name}_{case.variant}": tensor for name, tensor in caches.items()},
+            "out": answer.sparse_out(scene, k, v, q, outputs["page_ids"]),
+            **{f"{name}_{case.variant}": as_bytes(tensor) for name, tensor in caches.items()},
         }
 
 
@@ -137,6 +139,25 @@ class DecodeM3(Decode):
         "scores": Tolerance(ulps=32, absolute=1e-3),
         "out": Tolerance(ulps=1, absolute=2e-4),
     }
+
+
+class DecodeFp8(Decode):
+    """The whole step with keys, values and index keys stored as fp8 e4m3, each with a scale of its own.
+
+    The scales are such that some values saturate.
+    """
+
+    VARIANTS = {"fp8": Variant(replace(small(), dtype=torch.bfloat16, kv_dtype=FP8, index_dtype=FP8), 4, 4)}
+    scales = {"k_scale": 0.25, "v_scale": 0.0078125, "index_scale": 2.0}
+
+
+class DecodePdl(Decode):
+    """The whole step with programmatic dependent launches: each kernel waits before it reads what the last one wrote.
+
+    Portable operators know no such launches, so it stands for something on a GPU only.
+    """
+
+    pdl = True
 
 
 class DecodeM3Batch8(DecodeM3):

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from graphcheck.zoo import Entry
-from msa.zoo import frozen, staging, values
+from msa.zoo import frozen, kernels, staging, values
 
-ZOO: list[Entry] = [*frozen.ZOO, *staging.ZOO, *values.ZOO]
+ZOO: list[Entry] = [*frozen.ZOO, *kernels.ZOO, *staging.ZOO, *values.ZOO]

@@ -10,7 +10,7 @@ import pytest
 from graphcheck.finding import Severity
 from msa.component import COMPONENTS
 
-EXAMPLES = {"decode.m3": 2}
+EXAMPLES = {"decode.m3": 2, "layers": 2, "decode.fp8": 3}
 
 
 @pytest.mark.parametrize("name", sorted(COMPONENTS))

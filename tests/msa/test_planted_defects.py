@@ -9,6 +9,7 @@ from graphcheck import Case, Contents, PageTable
 from graphcheck.cases import Integer, Lengths
 from msa.component import COMPONENTS
 from msa.zoo import ZOO
+from msa.zoo.kernels import MergesBackward, OwnAttention, SplitsByRows
 from msa.zoo.staging import KeepsStagedTable, RestagesBoth
 from msa.zoo.values import ConsumesAscending, DividesByNothing, HandsOverScoreOrder
 
@@ -72,14 +73,28 @@ def test_an_empty_row_becomes_nan_and_no_other_does():
     assert region["out"].isnan().flatten(1).all(1).tolist() == [False] * 4 + [True] * 2 + [False] * 2 + [True] * 8
 
 
+@pytest.mark.parametrize(("kind", "differs"), [(OwnAttention, False), (SplitsByRows, True), (MergesBackward, True)])
+def test_another_order_of_a_sum_changes_last_bits_only(kind, differs):
+    case = drawn(kind(), [60, 33], 2, picks=Contents("normal", 1))
+    region, eager = answers(kind(), case)
+    assert torch.equal(region["out"], eager["out"]) is not differs
+    assert torch.allclose(region["out"], eager["out"], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("entry", ZOO, ids=lambda entry: entry.name)
 def test_every_clean_twin_equals_the_eager_engine(entry):
     component = entry.clean()
-    fields = {"accepted": Lengths((4, 1, 3), 1, 4)} if isinstance(component, RestagesBoth) else {}
-    if "length" in component.fields():
-        fields = {"length": Integer(77, 1, 140), "odd": 3}
-    bucket = next(iter(component.VARIANTS.values())).bucket
-    case = drawn(component, [140, 33, 2, 70][:bucket], bucket, **fields)
+    variant = next(iter(component.VARIANTS.values()))
+    bucket, most = variant.bucket, variant.geometry.capacity
+    extra = {
+        "accepted": Lengths((4, 1, 3)[:bucket], 1, 4),
+        "picks": Contents("normal", 1),
+        "length": Integer(77, 1, 140),
+        "odd": 3,
+    }
+    fields = {name: value for name, value in extra.items() if name in component.fields()}
+    lens = [min(length, most) for length in (140, 33, 2, 70)]
+    case = drawn(component, lens[:bucket], bucket, **fields)
     region, eager = answers(component, case)
     assert region.keys() == eager.keys()
     for name, tensor in region.items():
@@ -90,7 +105,9 @@ def test_every_clean_twin_equals_the_eager_engine(entry):
 @pytest.mark.parametrize("name", sorted(COMPONENTS))
 def test_a_case_beyond_capacity_is_refused_by_stage(name):
     component = COMPONENTS[name]()
-    case = drawn(component, [3, 3, 3, 3][: 2 if name == "decode.m3" else 4], 1, accepted=Lengths((1,) * 4, 1, 4))
+    case = drawn(
+        component, [3, 3, 3, 3][: 2 if name in ("decode.m3", "layers") else 4], 1, accepted=Lengths((1,) * 4, 1, 4)
+    )
     long = case.replaced(lens=Lengths((100_000, 3), 0, 100_000), odd=3, picks=Contents("normal", 1))
     with pytest.raises(ValueError, match="request 0: "):
         component.stage(component.allocate(CPU), long)

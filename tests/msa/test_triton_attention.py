@@ -36,6 +36,7 @@ class Case:
     lists: list[list[int]]
     group: int = 4
     top_k: int = 10
+    out: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         draw = torch.Generator().manual_seed(self.length)
@@ -63,7 +64,7 @@ class Case:
         return self.attend(call, [*(tensor.to(DEVICE) for tensor in given), self.qo_len], scales)
 
     def attend(self, call, given, scales) -> torch.Tensor:
-        out = torch.full(self.q.shape, NAN, device=DEVICE, dtype=self.q.dtype)
+        out = torch.full(self.q.shape, NAN, device=DEVICE, dtype=self.out or self.q.dtype)
         if call.__module__.startswith("msa.ops.triton"):
             self.partials.totals.fill_(NAN)
             self.partials.norms.fill_(NAN)
@@ -157,6 +158,17 @@ def test_fp8_caches_are_read_with_their_scales(attend):
         pages = DIFFERENT[row] if attend == "sparse" else None
         # bf16 weights and output, which the interpreter rounds towards zero.
         assert torch.allclose(out[row].double(), case.right(row, 0.5, pages), rtol=0, atol=3e-2)
+
+
+@pytest.mark.parametrize("attend", ["sparse", "dense"])
+def test_rows_of_few_tokens_do_not_show_that_weights_are_bf16(attend):
+    """Output in fp32, so that only the weights are rounded: 1e-3 and more if that stayed."""
+    case = Case(5, [[0]] * 2, out=torch.float32)
+    for name in ("q", "k", "v"):
+        setattr(case, name, getattr(case, name).to(torch.bfloat16))
+    out = getattr(case, attend)()
+    for row in range(2):
+        assert torch.allclose(out[row].double(), case.right(row, pages=[0]), rtol=0, atol=1e-4)
 
 
 def test_fp8_index_keys_give_the_scores_of_their_values():

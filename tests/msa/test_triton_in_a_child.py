@@ -12,7 +12,13 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-CHILDREN = ("test_triton_exact.py", "test_triton_attention.py", "test_triton_driver.py")
+CHILDREN = (
+    "test_triton_exact.py",
+    "test_triton_attention.py",
+    "test_triton_driver.py",
+    "test_triton_components.py",
+    "test_decode_benchmark.py",
+)
 
 
 def release(package: str) -> tuple[int, ...]:

@@ -18,8 +18,8 @@ def _copy(cache, rows, slot, row, divisor, HEADS: tl.constexpr, BLOCK_HEADS: tl.
     inside = (head < HEADS) & (dim < D)
     value = tl.load(rows + (row * HEADS + head) * D + dim, mask=inside)
     if cache.dtype.element_ty == tl.float8e4nv:
-        # Division, as the scale is defined; the type saturates, and so does every converter of it. NaN stays NaN.
-        value = value.to(tl.float32) / divisor
+        # Division, rounded as everywhere else: `/` is an approximation. What is too large saturates. NaN stays NaN.
+        value = tl.div_rn(value.to(tl.float32), divisor)
         value = tl.where(value > 448.0, 448.0, tl.where(value < -448.0, -448.0, value))
     target = ((slot // P * HEADS + head) * P + slot % P) * D + dim
     tl.store(cache + target, value.to(cache.dtype.element_ty), mask=inside)
