@@ -39,3 +39,10 @@ def poisoned(tensor: torch.Tensor) -> torch.Tensor:
     view = bits(tensor)
     marked = view == _WORD[view.element_size()]
     return marked.all(-1) if tensor.dtype is torch.complex128 else marked
+
+
+def zero_where(tensor: torch.Tensor, mask: torch.Tensor) -> None:
+    """Clear the bits of ``tensor`` (any dtype, strides and device) where ``mask``, of its shape, is True; in place."""
+    # Torch fills neither fp8 nor masked views of it; its bits are integers.
+    view = bits(tensor)
+    view.masked_fill_(mask.unsqueeze(-1) if tensor.dtype is torch.complex128 else mask, 0)

@@ -8,7 +8,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from eagle3.accept import PADDING_TOKEN, accept_greedy, accept_rejection
-from eagle3.component.pair import BUCKET, VOCABULARY
+from eagle3.component.models import BUCKET, VOCABULARY
 from eagle3.component.speculation import Speculation, pad
 from graphcheck import Buffers, Case, batch, case, contents, integers, lengths
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from eagle3.accept import PADDING_TOKEN
-from eagle3.component.pair import BUCKET, HEAD
+from eagle3.component.models import BUCKET, HEAD
 from eagle3.component.speculation import NOTHING, Speculation, derived, pad, tensors_of
 from eagle3.lengths import DraftLengths
 from eagle3.loop import DraftLoop
@@ -35,8 +35,8 @@ class Drafting(Speculation):
     @property
     def cache(self) -> PagedCache:
         """The head's cache."""
-        assert self.pair.caches.draft is not None
-        return self.pair.caches.draft
+        assert self.models.caches.draft is not None
+        return self.models.caches.draft
 
     def named_caches(self) -> dict[str, torch.Tensor]:
         """The cache's tensors by their buffers' names, and the page that takes the writes of padding rows."""
@@ -73,20 +73,20 @@ class Draft(Drafting):
     work = derived("verify")
 
     def allocate(self, device: torch.device) -> Buffers:
-        self.pair = self.build(device)
+        self.models = self.build(device)
         self.active = next(iter(self.DRAFT_LENS))
         self.lengths, self.drivers = {}, {}
         buffers = self.named_caches() | self.inputs(device)
-        assert self.pair.caches.draft_geometry is not None
+        assert self.models.caches.draft_geometry is not None
         for name, draft_len in self.DRAFT_LENS.items():
             lengths = self.lengths[name] = DraftLengths(BUCKET, draft_len, device)
             driver = self.drivers[name] = DecodeDriver(
-                self.pair.caches.draft_geometry,
+                self.models.caches.draft_geometry,
                 BUCKET,
                 1 + draft_len,
                 device,
                 kv_lens=lengths.kv_lens,
-                kernels=self.pair.kernels,
+                kernels=self.models.kernels,
             )
             held = {f"verify_{key}": tensor for key, tensor in driver.tensors().items()}
             held["kv_lens"], held["positions"] = held.pop("verify_kv_lens"), lengths.positions
@@ -110,9 +110,9 @@ class Draft(Drafting):
         name = self.active
         driver, lengths = self.drivers[name], self.lengths[name]
         driver.plan()
-        hidden = self.pair.head.layer(
+        hidden = self.models.head.layer(
             buffers[f"tokens_{name}"].view(-1),
-            self.pair.head.fuse(buffers[f"captured_{name}"]),
+            self.models.head.fuse(buffers[f"captured_{name}"]),
             lengths.positions,
             partial(driver.dense_layer, cache=self.cache),
         )
@@ -122,8 +122,8 @@ class Draft(Drafting):
         self, buffers: Buffers, variant: str, hidden: torch.Tensor, real: torch.Tensor
     ) -> Mapping[str, torch.Tensor]:
         """The outputs of the leading rows, zero where a row is not real, and zeros behind them."""
-        logits = self.pair.head.logits(hidden)
-        answers = {"hidden": hidden, "logits": logits, "ids": self.pair.head.to_target(logits.argmax(1))}
+        logits = self.models.head.logits(hidden)
+        answers = {"hidden": hidden, "logits": logits, "ids": self.models.head.to_target(logits.argmax(1))}
         outputs = {name: buffers[f"{name}_{variant}"] for name in answers}
         for name, rows in answers.items():
             mask = real.unsqueeze(1) if rows.dim() == 2 else real
@@ -140,12 +140,12 @@ class Draft(Drafting):
             scene.kv_lens,
             scene.flat(device),
             device,
-            kernels=self.pair.kernels,
+            kernels=self.models.kernels,
         )
         rows = scene.real_rows
-        hidden = self.pair.head.layer(
+        hidden = self.models.head.layer(
             buffers[f"tokens_{name}"].view(-1)[:rows],
-            self.pair.head.fuse(buffers[f"captured_{name}"][:rows]),
+            self.models.head.fuse(buffers[f"captured_{name}"][:rows]),
             self.lengths[name].positions[:rows],
             partial(planned.dense_layer, cache=self.cache),
         )
@@ -167,7 +167,7 @@ class Loop(Drafting):
     work = ("draft_positions", *derived("ladder", "single"))
 
     def allocate(self, device: torch.device) -> Buffers:
-        self.pair = self.build(device)
+        self.models = self.build(device)
         self.active = next(iter(self.DRAFT_LENS))
         self.loops = {name: self.new_loop(BUCKET, draft_len, device) for name, draft_len in self.DRAFT_LENS.items()}
         self.exact = {
@@ -183,10 +183,10 @@ class Loop(Drafting):
 
     def new_loop(self, batch: int, draft_len: int, device: torch.device) -> DraftLoop:
         """A loop over this component's head and cache."""
-        geometry = self.pair.caches.draft_geometry
+        geometry = self.models.caches.draft_geometry
         assert geometry is not None
         lengths = DraftLengths(batch, draft_len, device)
-        return DraftLoop(self.pair.head, geometry, self.cache, lengths, kernels=self.pair.kernels)
+        return DraftLoop(self.models.head, geometry, self.cache, lengths, kernels=self.models.kernels)
 
     def stage(self, buffers: Buffers, case: Case) -> None:
         self.active = case.variant

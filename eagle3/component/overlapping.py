@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from eagle3.component.pair import BUCKET, PAGES, TARGET
+from eagle3.component.models import BUCKET, PAGES, TARGET
 from eagle3.component.speculation import NOTHING, Speculation, derived, pad
 from eagle3.lengths import DraftLengths
 from eagle3.mirror import Staging

@@ -1,4 +1,4 @@
-"""What the components with a small pair share: variants, batches, contents of caches and what nobody owns."""
+"""What the components of the loop share: variants, batches, contents of caches and what nobody owns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from eagle3.component.pair import BUCKET, PAGES, VOCABULARY, Pair, successors
+from eagle3.component.models import BUCKET, PAGES, VOCABULARY, Models, successors
 from eagle3.lengths import DraftLengths, extra_kv_tokens
 from graphcheck import Case, Component, batch, case, contents, integers, lengths, page_tables
 from msa import PagedCache
@@ -111,7 +111,7 @@ class Speculation(Component):
         """The batch with the tokens of its verify step, and ``extra`` more of each request."""
         ahead = 1 + self.draft_len(case) + extra
         kv_lens = tuple(tokens + ahead for tokens in self.past(case))
-        return scene_of(Variant(self.pair.caches.geometry, ahead, BUCKET), case.table, kv_lens)
+        return scene_of(Variant(self.models.caches.geometry, ahead, BUCKET), case.table, kv_lens)
 
     def draft_table(self, case: Case) -> torch.Tensor:
         """The draft cache's page table [B, W] int32, host: it reaches to the last token that a draft step may write."""
@@ -138,9 +138,9 @@ class Speculation(Component):
         """The step's lengths follow from the case; rows behind the batch are padding."""
         held.stage(self.past(case))
 
-    def build(self, device: torch.device) -> Pair:
+    def build(self, device: torch.device) -> Models:
         """The models and caches of this component."""
-        return Pair(device, kernels_for(device) if self.kernels is None else self.kernels)
+        return Models(device, kernels_for(device) if self.kernels is None else self.kernels)
 
 
 def derived(*drivers: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from eagle3.accept import PADDING_TOKEN
-from eagle3.component.pair import BUCKET, VOCABULARY
+from eagle3.component.models import BUCKET, VOCABULARY
 from eagle3.component.speculation import NOTHING, Speculation, derived, pad, tensors_of
 from eagle3.lengths import extra_kv_tokens
 from eagle3.m3.attention import EagerAttention
@@ -33,7 +33,7 @@ class Step(Speculation):
     work = ("kv_lens", "positions", "draft_positions", "real", *derived("verify", "ladder", "single"))
 
     def allocate(self, device: torch.device) -> Buffers:
-        self.pair = self.build(device)
+        self.models = self.build(device)
         self.steps = {name: self.new_step(BUCKET, draft_len) for name, draft_len in self.DRAFT_LENS.items()}
         self.exact = {
             (name, size): self.new_step(size, draft_len)
@@ -50,13 +50,13 @@ class Step(Speculation):
 
     def new_step(self, batch: int, draft_len: int) -> SpeculativeStep:
         """A step over this component's models and caches."""
-        pair = self.pair
-        return SpeculativeStep(pair.target, pair.head, pair.caches, batch, draft_len, kernels=pair.kernels)
+        models = self.models
+        return SpeculativeStep(models.target, models.head, models.caches, batch, draft_len, kernels=models.kernels)
 
     def all_caches(self) -> list[PagedCache]:
         """The caches of the target's layers, and behind them the head's."""
-        assert self.pair.caches.draft is not None
-        return [*self.pair.caches.target, self.pair.caches.draft]
+        assert self.models.caches.draft is not None
+        return [*self.models.caches.target, self.models.caches.draft]
 
     def named_caches(self) -> dict[str, torch.Tensor]:
         """Every tensor of every cache by its buffer's name."""
@@ -124,16 +124,16 @@ class Step(Speculation):
     def planned(self, case: Case) -> EagerAttention:
         """The target's attention, planned on the host from the true lengths of the exact batch."""
         scene = self.scene(case)
-        device = self.pair.target.embed.device
+        device = self.models.target.embed.device
         batch = EagerBatch(
             scene.geometry,
             [scene.qo_len] * case.size,
             scene.kv_lens,
             scene.flat(device),
             device,
-            kernels=self.pair.kernels,
+            kernels=self.models.kernels,
         )
-        return EagerAttention(batch, self.pair.caches.target)
+        return EagerAttention(batch, self.models.caches.target)
 
     def written(self, buffers: Buffers, case: Case) -> Mapping[str, Any]:
         draft_len, kept = self.draft_len(case), self.kept(case)

@@ -9,18 +9,14 @@ from typing import Any
 import torch
 
 from eagle3.component.accepting import Accept
-from eagle3.component.pair import BUCKET
+from eagle3.component.models import BUCKET
 from eagle3.loop import DraftLoop
 from eagle3.zoo.lengths import RestoresLengths
 from graphcheck import Buffers, Case
 from graphcheck.zoo import Entry
 
 
-class GathersOnDevice(RestoresLengths):
-    """The row of the last kept token follows from the counts on the device."""
-
-
-class GathersAtCapturedCount(GathersOnDevice):
+class GathersAtCapturedCount(RestoresLengths):
     """The host slices the last kept row out by the counts that it has just read."""
 
     def stage(self, buffers: Buffers, case: Case) -> None:
@@ -114,7 +110,7 @@ ZOO = [
         "GC302",
         "eagle3-gathers-at-captured-count",
         GathersAtCapturedCount,
-        GathersOnDevice,
+        RestoresLengths,
         "drafts start at the row that was last kept at capture",
     ),
     Entry(

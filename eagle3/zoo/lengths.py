@@ -10,8 +10,8 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from eagle3.component.drafting import Loop
+from eagle3.component.models import BUCKET
 from eagle3.component.overlapping import Overlap
-from eagle3.component.pair import BUCKET
 from eagle3.lengths import DraftLengths, plan_draft
 from eagle3.loop import DraftLoop
 from eagle3.warmup import saved
@@ -123,11 +123,7 @@ def _advancing_all(held: DraftLengths) -> Callable[[int], None]:
     return draft_advance
 
 
-class StagesExtraTokens(InertPadding):
-    """The draft's page table reaches to the last token that a draft step may write."""
-
-
-class ForgetsExtraTokens(StagesExtraTokens):
+class ForgetsExtraTokens(InertPadding):
     """The draft's page table ends with the verify step; later draft steps follow entries that nobody wrote."""
 
     def table_to_stage(self, case: Case) -> torch.Tensor:
@@ -173,7 +169,7 @@ ZOO = [
         "GC312",
         "eagle3-forgets-extra-tokens",
         ForgetsExtraTokens,
-        StagesExtraTokens,
+        InertPadding,
         "draft steps reach beyond the page table",
     ),
     Entry(

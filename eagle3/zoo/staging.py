@@ -8,19 +8,15 @@ from typing import Any
 import torch
 
 from eagle3.component.accepting import Accept
+from eagle3.component.models import BUCKET
 from eagle3.component.overlapping import Overlap
-from eagle3.component.pair import BUCKET
 from eagle3.component.speculation import pad
 from eagle3.zoo.lengths import RestoresLengths
 from graphcheck import Buffers, Case
 from graphcheck.zoo import Entry
 
 
-class CopiesDraftTable(RestoresLengths):
-    """The draft's page table is staged in place."""
-
-
-class RebindsDraftTable(CopiesDraftTable):
+class RebindsDraftTable(RestoresLengths):
     """A resumed request has other pages, and its table is a new tensor; the graph reads the old one."""
 
     def stage(self, buffers: Buffers, case: Case) -> None:
@@ -134,7 +130,7 @@ ZOO = [
         "GC401",
         "eagle3-rebinds-draft-table",
         RebindsDraftTable,
-        CopiesDraftTable,
+        RestoresLengths,
         "a resumed request gets a new table tensor",
     ),
     Entry(

@@ -16,7 +16,7 @@ from graphcheck.finding import Finding
 from graphcheck.oracle.arm import Arm, clone, poison_all, snapshot, storage_key
 from graphcheck.oracle.symptom import Kind, Symptom
 from graphcheck.plan import Plan
-from graphcheck.poison import poison, poisoned
+from graphcheck.poison import poison, poisoned, zero_where
 
 _ADVICE = {
     "GC305": "run the same planning before every replay, into the same buffers",
@@ -155,7 +155,7 @@ def poison_in_fresh_answer(
             if zeroed:
                 for name in names:
                     left = poisoned(arm.buffers[name])
-                    arm.buffers[name].masked_fill_(left, 0)
+                    zero_where(arm.buffers[name], left)
                     if bool(left.any()):
                         unwritten[name] = int(left.sum())
             regions = arm.written(case)

@@ -17,7 +17,7 @@ from graphcheck.oracle.arm import Arm, Snapshot, clone, poison_all, put_back, sn
 from graphcheck.oracle.capturing import Graph, mismatch_finding, saved_undeclared
 from graphcheck.oracle.numeric import outside_tolerance
 from graphcheck.oracle.symptom import Kind, Outcome, Symptom
-from graphcheck.poison import poison, poisoned
+from graphcheck.poison import poison, poisoned, zero_where
 from graphcheck.watch import context, host_state
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Step:
         never = {*self.component.mutates, *self.component.scratch, *self.output_buffers}
         for name, tensor in buffers.items():
             if name not in never:
-                tensor.masked_fill_(poisoned(tensor), 0)
+                zero_where(tensor, poisoned(tensor))
         if fresh.stage(self.case) is not None:
             return
         put_back(dict(fresh.buffers.items()), self.before_eager, self.component.mutates)

@@ -10,6 +10,7 @@ from graphcheck.compare import differs, region_mask
 from graphcheck.component import Component
 from graphcheck.finding import Finding, Severity
 from graphcheck.oracle.arm import Arm, Snapshot, clone, poison_all
+from graphcheck.poison import zero_where
 from graphcheck.report import Counts
 
 _TRIES = 12
@@ -129,7 +130,9 @@ class Influence:
         for label, tensor in answer.items():
             mask = region_mask(tensor, regions.get(label.split(" ", 1)[1]))
             copy = clone(tensor)
-            cut[label] = copy if mask is None else copy.masked_fill_(~mask, 0)
+            if mask is not None:
+                zero_where(copy, ~mask)
+            cut[label] = copy
         cut.update(arm.observe(outputs))
         return cut
 

@@ -27,7 +27,7 @@ FAMILIES = (
     "reports",
 )
 BUILT_IN = tuple(f"graphcheck.zoo.{family}" for family in FAMILIES)
-PACKAGES = ("msa.zoo",)
+PACKAGES = ("eagle3.zoo", "msa.zoo")
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ HEAD = HeadConfig(
 )
 
 
-class Pair:
+class Models:
     """Target, head and caches for a bucket.
 
     The target's next token is the successor of the last one, so drafts can be made that it keeps or does not; its
