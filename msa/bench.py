@@ -44,9 +44,9 @@ def small(bucket: int = 4, pages: int = 10) -> Geometry:
     )
 
 
-def small_variants(*qo_lens: int) -> dict[str, Variant]:
-    """Variants of the small geometry by name, four requests each."""
-    return {f"q{qo_len}": Variant(small(), qo_len, 4) for qo_len in qo_lens}
+def small_variants(*qo_lens: int, bucket: int = 4, pages: int = 10) -> dict[str, Variant]:
+    """Variants of the small geometry by name, ``bucket`` requests of up to ``pages`` pages each."""
+    return {f"q{qo_len}": Variant(small(bucket, pages), qo_len, bucket) for qo_len in qo_lens}
 
 
 def m3_variants(*parallel: int, bucket: int = 2) -> dict[str, Variant]:

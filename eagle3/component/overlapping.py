@@ -106,7 +106,8 @@ class Overlap(Speculation):
         return self.outputs(case.variant)
 
     def written(self, buffers: Buffers, case: Case) -> Mapping[str, Any]:
-        return {name: NOTHING for name in self.mutates if name != f"past_{case.variant}"}
+        advanced = {f"{name}_{case.variant}" for name in self.advanced}
+        return {name: NOTHING for name in self.mutates if name not in advanced}
 
     def reference(
         self, before: Mapping[str, torch.Tensor], case: Case, outputs: Mapping[str, torch.Tensor]

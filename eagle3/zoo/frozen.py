@@ -81,9 +81,9 @@ class CountsOutside(StagesUniforms):
         self.steps = 0
         return super().allocate(device)
 
-    def observe(self, buffers: Buffers, outputs: Mapping[str, torch.Tensor]) -> int:
+    def observe(self, buffers: Buffers, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         self.count()
-        return self.steps
+        return torch.tensor(self.steps)
 
     def count(self) -> None:
         """A step has run."""

@@ -126,6 +126,10 @@ def _advancing_all(held: DraftLengths) -> Callable[[int], None]:
 class ForgetsExtraTokens(InertPadding):
     """The draft's page table ends with the verify step; later draft steps follow entries that nobody wrote."""
 
+    def fields(self) -> dict[str, SearchStrategy[Any]]:
+        # All drafts are kept, and the verify step ends where a page does.
+        return {**super().fields(), "kv_lens": lengths(BUCKET, 15, 16), "kept": lengths(BUCKET, 3, 3)}
+
     def table_to_stage(self, case: Case) -> torch.Tensor:
         return self.scene(case).padded()
 

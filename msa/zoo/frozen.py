@@ -21,7 +21,7 @@ from msa.scene import Scene
 
 class DenseToCapacity(Dense):
     kernels = "portable"
-    VARIANTS = small_variants(4)
+    VARIANTS = small_variants(4, bucket=3, pages=6)
 
 
 class DenseToLongest(DenseToCapacity):
@@ -81,7 +81,7 @@ class BuildsAhead(Decode):
     """The driver of the step is built at prepare time."""
 
     kernels = "portable"
-    VARIANTS = small_variants(4)
+    VARIANTS = small_variants(4, bucket=3, pages=6)
     warmup = 0
 
     def allocate(self, device: torch.device) -> Buffers:

@@ -18,7 +18,7 @@ class ConsumesAscending(Decode):
     """The attention stops behind the row's own page, which in ascending order is the last."""
 
     kernels = "portable"
-    VARIANTS = small_variants(4)
+    VARIANTS = small_variants(4, bucket=3, pages=6)
     derived = (*Decode.derived, "page_ids")
 
     def order(self, page_ids: torch.Tensor, scores: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ class HandsOverScoreOrder(ConsumesAscending):
 
 class GuardsEmptyRows(Decode):
     kernels = "portable"
-    VARIANTS = small_variants(4)
+    VARIANTS = small_variants(4, bucket=3, pages=6)
 
     def finish(self, out: torch.Tensor, bench: Bench) -> None:
         """What the attention does last with its output [T, Hq, D]."""

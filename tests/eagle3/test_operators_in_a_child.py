@@ -1,4 +1,4 @@
-"""The Triton operators in Triton's interpreter, in a child process: it is chosen when triton is imported."""
+"""The Triton operators, and a step that uses them, in Triton's interpreter, in a child process: it is chosen when triton is imported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_importing_the_head_does_not_import_triton():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
 
 
-def test_operators_in_the_interpreter():
+@pytest.mark.parametrize("module", ["test_operators_on_triton", "test_step_on_triton"])
+def test_kernels_in_the_interpreter(module: str):
     pytest.importorskip("triton", reason="the kernels need triton, which is not installed")
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("this is the child process")
@@ -38,7 +39,7 @@ def test_operators_in_the_interpreter():
     quiet = ("-W", "ignore:Conversion of an array with ndim:DeprecationWarning")
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", *quiet)
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(HERE / "test_operators_on_triton.py")],
+        [sys.executable, "-m", "pytest", *options, str(HERE / f"{module}.py")],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
