@@ -143,10 +143,10 @@ def test_list_doctor_and_explain_answer(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_selftest_counts_and_bench_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "table.json"
-    code, out, _ = run(["selftest", "--backend", "emulator", "--only", "GC401", "--json", str(table)], capsys)
+    code, out, _ = run(["selftest", "--backend", "emulator", "--only", "GC403", "--json", str(table)], capsys)
     assert code == 0
     assert "twins silent" in out
-    assert json.loads(table.read_text())["rows"][0]["code"] == "GC401"
+    assert json.loads(table.read_text())["rows"][0]["code"] == "GC403"
     target = "graphcheck.zoo.rows:MaskedSum"
     figures = tmp_path / "figures.json"
     arguments = ["bench", target, "--backend", "emulator", "--repeats", "3", "--json", str(figures)]
