@@ -19,10 +19,11 @@ from graphcheck.cli.runners import runners
 @click.option("--examples", type=click.IntRange(min=1), default=30, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--only", help="Entries whose code or name starts with this.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Entries planted at a time.")
 @click.option("--json", "json_file", type=destination.FILE, help="Write the table as JSON.")
-def selftest(backend: str, examples: int, seed: int, only: str | None, json_file: Path | None) -> int:
+def selftest(backend: str, examples: int, seed: int, only: str | None, jobs: int, json_file: Path | None) -> int:
     """Plant every defect of the zoo and its clean twin; exit 1 if a check that should be live is not."""
-    from graphcheck.selftest import plant
+    from graphcheck.cli.planting import planted
     from graphcheck.zoo import entries
     from graphcheck.zoo.rows import MaskedSum
 
@@ -34,8 +35,7 @@ def selftest(backend: str, examples: int, seed: int, only: str | None, json_file
     with runners(backend) as runner_for:
         about = runner_for(MaskedSum(), "").environment()
         out.print(f"{'code':7} {'entry':44} {'found':6} {'first code':11} {'twin':8} seconds")
-        for entry in chosen:
-            row = plant(entry, runner_for, examples, seed)
+        for row in planted(chosen, runner_for, backend, examples, seed, jobs):
             rows.append(row)
             if row.skipped:
                 out.print(f"{row.code:7} {row.name:44} not run  {row.skipped}")
@@ -44,13 +44,15 @@ def selftest(backend: str, examples: int, seed: int, only: str | None, json_file
                 f"{row.code:7} {row.name:44} {'yes' if row.found else 'NO':6} {row.first or '-':11} "
                 f"{'silent' if row.silent else 'NOISY':8} {row.seconds:.1f}" + ("" if row.right else f"  {row.words}")
             )
-    planted = [row for row in rows if not row.skipped]
-    wrong = [row for row in planted if not row.right]
-    codes = {row.code for row in planted}
+    order = {entry.name: place for place, entry in enumerate(chosen)}
+    rows.sort(key=lambda row: order[row.name])
+    tried = [row for row in rows if not row.skipped]
+    wrong = [row for row in tried if not row.right]
+    codes = {row.code for row in tried}
     out.print(
-        f"\n{len(planted)} planted ({len(codes)} codes): {sum(row.found for row in planted)} found, "
-        f"{sum(row.first == row.code for row in planted)} with the cause first, "
-        f"{sum(row.silent for row in planted)} twins silent; {len(rows) - len(planted)} not run here"
+        f"\n{len(tried)} planted ({len(codes)} codes): {sum(row.found for row in tried)} found, "
+        f"{sum(row.first == row.code for row in tried)} with the cause first, "
+        f"{sum(row.silent for row in tried)} twins silent; {len(rows) - len(tried)} not run here"
     )
     live = sorted(codes - {row.code for row in wrong})
     out.print(f"live here: {', '.join(live) or 'none'}")
@@ -66,4 +68,4 @@ def selftest(backend: str, examples: int, seed: int, only: str | None, json_file
             "rows": [asdict(row) for row in rows],
         }
         json_file.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-    return int(not planted or bool(wrong))
+    return int(not tried or bool(wrong))

@@ -158,6 +158,20 @@ def test_selftest_counts_and_bench_measures(tmp_path: Path, capsys: pytest.Captu
     assert min(found["eager"], found["replay"], found["bound"], found["step"]) > 0
 
 
+def test_selftest_in_two_processes_gives_the_rows_in_the_order_of_the_zoo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Expected: the table of one process, but for the seconds."""
+    tables = []
+    for jobs in ("1", "2"):
+        table = tmp_path / f"{jobs}.json"
+        options = ["--only", "GC8", "--examples", "3", "--jobs", jobs, "--json", str(table)]
+        run(["selftest", "--backend", "emulator", *options], capsys)
+        rows = json.loads(table.read_text())["rows"]
+        tables.append([{key: value for key, value in row.items() if key != "seconds"} for row in rows])
+    assert tables[0] == tables[1] and len(tables[0]) > 3
+
+
 def test_inspect_without_a_gpu_exits_3_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
