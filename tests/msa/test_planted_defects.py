@@ -7,7 +7,9 @@ import torch
 
 from graphcheck import Case, Contents, PageTable
 from graphcheck.cases import Integer, Lengths
+from msa.bench import Variant, small_variants
 from msa.component import COMPONENTS
+from msa.geometry import Geometry
 from msa.zoo import ZOO
 from msa.zoo.kernels import MergesBackward, OwnAttention, SplitsByRows
 from msa.zoo.staging import KeepsStagedTable, RestagesBoth
@@ -15,6 +17,9 @@ from msa.zoo.values import ConsumesAscending, DividesByNothing, HandsOverScoreOr
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
+# The sizes of the vectors; the zoo plants the same defects at smaller ones.
+M3_PAGES = {"flat": Variant(Geometry.m3(4, max_batch=3, max_pages=3, num_pages=9), 4, 3)}
+FOUR = small_variants(4)
 
 
 def drawn(component, lens: list[int], size: int, **fields) -> Case:
@@ -46,7 +51,7 @@ def test_a_staged_table_with_corrected_pointers_moves_the_last_request():
     """Page 128: context 300, true 126 staged 129, true 200 staged 201; pages 3, 2, 2 become 3, 1, 2."""
     kept = {"accepted": Lengths((4, 1, 3), 1, 4)}
     for kind, right in ((RestagesBoth, True), (KeepsStagedTable, False)):
-        component = kind()
+        component = kind(M3_PAGES)
         case = drawn(component, [300, 129, 201], 3, **kept)
         assert component.true_lengths(case) == [300, 126, 200]
         region, eager = answers(component, case)
@@ -55,21 +60,21 @@ def test_a_staged_table_with_corrected_pointers_moves_the_last_request():
 
 
 def test_a_correction_that_crosses_no_page_hides_the_defect():
-    component = KeepsStagedTable()
+    component = KeepsStagedTable(M3_PAGES)
     region, eager = answers(component, drawn(component, [300, 127, 201], 3, accepted=Lengths((4, 1, 3), 1, 4)))
     assert torch.equal(region["out"], eager["out"])
 
 
 def test_score_order_loses_pages_only_where_the_order_differs():
-    region, eager = answers(ConsumesAscending(), drawn(ConsumesAscending(), [140, 3, 0, 66], 4))
-    worse, same = answers(HandsOverScoreOrder(), drawn(HandsOverScoreOrder(), [140, 3, 0, 66], 4))
+    region, eager = answers(ConsumesAscending(FOUR), drawn(ConsumesAscending(FOUR), [140, 3, 0, 66], 4))
+    worse, same = answers(HandsOverScoreOrder(FOUR), drawn(HandsOverScoreOrder(FOUR), [140, 3, 0, 66], 4))
     assert torch.equal(region["out"], eager["out"]) and torch.equal(worse["out"], same["out"])
     assert not torch.equal(region["out"][:4], worse["out"][:4])
     assert torch.equal(region["out"][4:12], worse["out"][4:12])
 
 
 def test_an_empty_row_becomes_nan_and_no_other_does():
-    region, _ = answers(DividesByNothing(), drawn(DividesByNothing(), [140, 2, 9, 9], 2))
+    region, _ = answers(DividesByNothing(FOUR), drawn(DividesByNothing(FOUR), [140, 2, 9, 9], 2))
     assert region["out"].isnan().flatten(1).all(1).tolist() == [False] * 4 + [True] * 2 + [False] * 2 + [True] * 8
 
 
