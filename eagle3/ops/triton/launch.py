@@ -61,11 +61,6 @@ def check_aligned(**tensors: torch.Tensor | None) -> None:
         )
 
 
-def power_of_two(count: int, least: int = 1) -> int:
-    """The smallest power of two that is at least ``count`` and ``least``."""
-    return max(1 << (max(count, 1) - 1).bit_length(), least)
-
-
 def interpreted(kernel: object) -> bool:
     """Whether the kernel runs in Triton's interpreter."""
     return not isinstance(kernel, triton.JITFunction)

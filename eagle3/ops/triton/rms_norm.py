@@ -14,8 +14,8 @@ from eagle3.ops.triton.launch import (
     lanes_apart,
     launch_options,
     opaque,
-    power_of_two,
 )
+from msa.ops.triton.launch import power_of_two
 
 
 @triton.jit(do_not_specialize=["lanes", "eps"])
