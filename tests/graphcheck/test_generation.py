@@ -27,7 +27,13 @@ def test_a_seed_gives_the_same_after_tests_that_drew_from_the_same_ranges(monkey
     monkeypatch.setattr(providers, "_get_local_constants", lambda: theirs)
     monkeypatch.setattr(providers, "CONSTANTS_CACHE", type(providers.CONSTANTS_CACHE)(64))
 
-    @settings(max_examples=300, database=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=300,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
     @given(NUMBERS)
     def test_of_a_user(numbers: list[int]) -> None:
         seen.update(numbers)
