@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 
 from eagle3.accept import PADDING_TOKEN
 from eagle3.component.models import BUCKET, HEAD
-from eagle3.component.speculation import NOTHING, Speculation, derived, pad, tensors_of
+from eagle3.component.speculation import Speculation, derived, pad, tensors_of
 from eagle3.lengths import DraftLengths
 from eagle3.loop import DraftLoop
 from eagle3.warmup import saved
@@ -230,14 +230,8 @@ class Loop(Drafting):
         return {"drafts": bucket.drafts}
 
     def written(self, buffers: Buffers, case: Case) -> Mapping[str, Any]:
-        draft_len = self.draft_len(case)
-        reach = [max(1 + draft_len, count + draft_len - 1) for count in self.kept(case)]
-        fresh = self.slots(case, reach)
-        regions: dict[str, Any] = dict.fromkeys(self.mutates, NOTHING)
-        regions |= {name: fresh.to(buffers[name].device) for name in CACHES}
-        for name in self.advanced:
-            del regions[f"{name}_{case.variant}"]
-        return regions
+        drafted = self.drafted_slots(case)
+        return self.at_rest(case) | {name: drafted.to(buffers[name].device) for name in CACHES}
 
     def reference(
         self, before: Mapping[str, torch.Tensor], case: Case, outputs: Mapping[str, torch.Tensor]

@@ -9,7 +9,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from eagle3.component.models import BUCKET, PAGES, TARGET
-from eagle3.component.speculation import NOTHING, Speculation, derived, pad
+from eagle3.component.speculation import Speculation, derived, pad
 from eagle3.lengths import DraftLengths
 from eagle3.mirror import Staging
 from eagle3.overlap import OverlapOffsets
@@ -106,8 +106,7 @@ class Overlap(Speculation):
         return self.outputs(case.variant)
 
     def written(self, buffers: Buffers, case: Case) -> Mapping[str, Any]:
-        advanced = {f"{name}_{case.variant}" for name in self.advanced}
-        return {name: NOTHING for name in self.mutates if name not in advanced}
+        return self.at_rest(case)
 
     def reference(
         self, before: Mapping[str, torch.Tensor], case: Case, outputs: Mapping[str, torch.Tensor]

@@ -117,6 +117,11 @@ class Speculation(Component):
         """The draft cache's page table [B, W] int32, host: it reaches to the last token that a draft step may write."""
         return self.scene(case, extra_kv_tokens(self.draft_len(case))).padded()
 
+    def at_rest(self, case: Case) -> dict[str, Any]:
+        """Regions that say of all state that this case does not write it, but for what its variant advances."""
+        advanced = {f"{name}_{case.variant}" for name in self.advanced}
+        return {name: NOTHING for name in self.mutates if name not in advanced}
+
     def slots(self, case: Case, counts: list[int]) -> torch.Tensor:
         """The slots of each real request's next ``counts`` tokens, bool [pages + 1, 1, P, 1], host."""
         scene = self.scene(case, extra_kv_tokens(self.draft_len(case)))
@@ -126,6 +131,11 @@ class Speculation(Component):
             for position in range(past, past + count):
                 mask[scene.slot(request, position)] = True
         return mask[:, None, :, None]
+
+    def drafted_slots(self, case: Case) -> torch.Tensor:
+        """The slots of the head's cache that a step writes, bool [pages + 1, 1, P, 1], host: draft step 0, then a chain."""
+        draft_len = self.draft_len(case)
+        return self.slots(case, [max(1 + draft_len, count + draft_len - 1) for count in self.kept(case)])
 
     def fill(self, cache: PagedCache, scene: Scene, case: Case, part: int) -> None:
         """The cache holds the case's contents where a request has tokens, and NaN everywhere else."""

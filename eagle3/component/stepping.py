@@ -10,7 +10,7 @@ import torch
 
 from eagle3.accept import PADDING_TOKEN
 from eagle3.component.models import BUCKET, VOCABULARY
-from eagle3.component.speculation import NOTHING, Speculation, derived, pad, tensors_of
+from eagle3.component.speculation import Speculation, derived, pad, tensors_of
 from eagle3.lengths import extra_kv_tokens
 from eagle3.m3.attention import EagerAttention
 from eagle3.step import SpeculativeStep
@@ -136,15 +136,11 @@ class Step(Speculation):
         return EagerAttention(batch, self.models.caches.target)
 
     def written(self, buffers: Buffers, case: Case) -> Mapping[str, Any]:
-        draft_len, kept = self.draft_len(case), self.kept(case)
-        regions: dict[str, Any] = dict.fromkeys(self.mutates, NOTHING)
-        verified = self.slots(case, [1 + draft_len] * case.size)
-        drafted = self.slots(case, [max(1 + draft_len, count + draft_len - 1) for count in kept])
-        for name in CACHES:
-            regions[name] = (drafted if name.startswith("draft") else verified).to(buffers[name].device)
-        for name in self.advanced:
-            del regions[f"{name}_{case.variant}"]
-        return regions
+        verified = self.slots(case, [1 + self.draft_len(case)] * case.size)
+        drafted = self.drafted_slots(case)
+        return self.at_rest(case) | {
+            name: (drafted if name.startswith("draft") else verified).to(buffers[name].device) for name in CACHES
+        }
 
     def reference(
         self, before: Mapping[str, torch.Tensor], case: Case, outputs: Mapping[str, torch.Tensor]
