@@ -8,15 +8,34 @@ import torch
 import triton
 import triton.language as tl
 
+from msa.ops.triton.last_page import last_page
 from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
 from msa.ops.triton.merge import merge, store_empty, store_partial
 from msa.ops.triton.partials import Partials, check_partials
-from msa.ops.triton.tile import as_operand, dependency_wait, load_page, load_queries, page_address, page_step
+from msa.ops.triton.tile import (
+    ATTENTION_WARPS,
+    TILE_LINES,
+    as_operand,
+    dependency_wait,
+    fold,
+    load_page,
+    load_queries,
+    nothing,
+    page_address,
+    page_softmax,
+    physical_page,
+)
 
 # Parts of a row and the fewest pages of one: together with the request's own length they say which pages a part has.
 DENSE_PARTS = 33
 LEAST_PAGES = 4
-MOST_ROWS = 8
+STAGES = 2
+
+
+@triton.jit
+def _pages_each(whole, PARTS: tl.constexpr, LEAST: tl.constexpr):
+    """Pages of a part of a row that sees ``whole`` pages in full."""
+    return tl.maximum((whole + PARTS - 2) // (PARTS - 1), LEAST)
 
 
 @triton.jit
@@ -28,12 +47,12 @@ def _whole_pages(
     k_cache,
     v_cache,
     table,
+    length,
     base,
     first,
-    begin,
-    end,
     kv_head,
     part,
+    width,
     pages,
     scale,
     Q: tl.constexpr,
@@ -41,73 +60,44 @@ def _whole_pages(
     KV_HEADS: tl.constexpr,
     G: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    LINES: tl.constexpr,
     PARTS: tl.constexpr,
+    LEAST: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """One part of ROWS rows: the pages ``begin`` to ``end``, which all of them see in full."""
-    line = tl.arange(0, ROWS * BLOCK_G)
-    row, head = base + first + line // BLOCK_G, kv_head * G + line % BLOCK_G
-    real = (first + line // BLOCK_G < Q) & (line % BLOCK_G < G)
+    """One part of ROWS rows: those of the pages that a row sees in full which its own end puts there."""
+    line = tl.arange(0, LINES)
+    token = first + line // BLOCK_G
+    row, head = base + token, kv_head * G + line % BLOCK_G
+    real = (line < ROWS * BLOCK_G) & (token < Q) & (line % BLOCK_G < G)
     place = (row * (KV_HEADS * G) + head) * PARTS + part
-    queries = as_operand(load_queries(q, row, head, real, KV_HEADS * G, D, BLOCK_D), k_cache)
-    peak = tl.full([ROWS * BLOCK_G], float("-inf"), tl.float32)
-    norm = tl.zeros([ROWS * BLOCK_G], tl.float32)
-    total = tl.zeros([ROWS * BLOCK_G, BLOCK_D], tl.float32)
-    everything = tl.full([P], True, tl.int1)
-    for page in tl.range(begin, end, num_stages=STAGES):
-        physical = tl.minimum(tl.maximum(tl.load(table + page), 0), pages - 1)
-        address = page_address(physical, KV_HEADS, kv_head, P, D, BLOCK_D)
-        keys = load_page(k_cache, address, everything, D, BLOCK_D, False)
-        values = load_page(v_cache, address, everything, D, BLOCK_D, False)
-        peak, norm, total = page_step(peak, norm, total, queries, keys, values, everything, scale, False, WIDE)
-    store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
-
-
-@triton.jit
-def _ladder(
-    peaks,
-    norms,
-    totals,
-    q,
-    k_cache,
-    v_cache,
-    table,
-    row,
-    whole,
-    end,
-    width,
-    kv_head,
-    pages,
-    scale,
-    KV_HEADS: tl.constexpr,
-    G: tl.constexpr,
-    M: tl.constexpr,
-    PARTS: tl.constexpr,
-    P: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """The last part of one row: the pages from ``whole`` on. What comes behind the row is masked at load."""
-    rows, head = row + tl.zeros([M], tl.int64), kv_head * G + tl.arange(0, M)
-    real = tl.arange(0, M) < G
-    queries = as_operand(load_queries(q, rows, head, real, KV_HEADS * G, D, BLOCK_D), k_cache)
-    peak = tl.full([M], float("-inf"), tl.float32)
-    norm = tl.zeros([M], tl.float32)
-    total = tl.zeros([M, BLOCK_D], tl.float32)
-    for page in tl.range(whole, tl.minimum((end + P - 1) // P, width), num_stages=1):
-        physical = tl.minimum(tl.maximum(tl.load(table + page), 0), pages - 1)
-        address = page_address(physical, KV_HEADS, kv_head, P, D, BLOCK_D)
-        seen = page * P + tl.arange(0, P) < end
-        keys = load_page(k_cache, address, seen, D, BLOCK_D, True)
-        values = load_page(v_cache, address, seen, D, BLOCK_D, True)
-        peak, norm, total = page_step(peak, norm, total, queries, keys, values, seen, scale, True, WIDE)
-    place = (rows * (KV_HEADS * G) + head) * PARTS + (PARTS - 1)
-    store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
+    # Ends grow from row to row, and parts with them: the first row's part begins first, the last one's ends last.
+    ends = tl.maximum(length - Q + 1 + token, 0) // P
+    whole = tl.minimum(ends, width)
+    each = _pages_each(whole, PARTS, LEAST)
+    least = tl.minimum(tl.maximum(length - Q + 1 + first, 0) // P, width)
+    most = tl.minimum(tl.maximum(length - Q + tl.minimum(first + ROWS, Q), 0) // P, width)
+    begin = part * _pages_each(least, PARTS, LEAST)
+    end = tl.minimum((part + 1) * _pages_each(most, PARTS, LEAST), most)
+    # Most parts of a short request are empty: they end here, without a query read.
+    if begin < end:
+        queries = as_operand(load_queries(q, row, head, real, KV_HEADS * G, D, BLOCK_D), k_cache)
+        peak, norm, total = nothing(LINES, BLOCK_D)
+        everything = tl.full([P], True, tl.int1)
+        for page in tl.range(begin, end, num_stages=STAGES):
+            address = page_address(physical_page(table, page, True, pages), KV_HEADS, kv_head, P, D, BLOCK_D)
+            keys = load_page(k_cache, address, everything, D, BLOCK_D, False)
+            values = load_page(v_cache, address, everything, D, BLOCK_D, False)
+            more_peak, more_norm, more_total = page_softmax(queries, keys, values, everything, scale, False, WIDE)
+            mine = real & (page >= part * each) & (page < tl.minimum((part + 1) * each, whole))
+            peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
+        store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
+    else:
+        store_empty(peaks, place, real)
 
 
 @triton.jit(do_not_specialize=["page_table", "kv_lens", "stride", "width", "pages", "scale"])
@@ -130,7 +120,7 @@ def _attend(
     KV_HEADS: tl.constexpr,
     G: tl.constexpr,
     BLOCK_G: tl.constexpr,
-    M_LADDER: tl.constexpr,
+    LINES: tl.constexpr,
     PARTS: tl.constexpr,
     LEAST: tl.constexpr,
     P: tl.constexpr,
@@ -144,31 +134,20 @@ def _attend(
     request = tl.program_id(0) // BLOCKS
     first = (tl.program_id(0) % BLOCKS) * ROWS
     kv_head = tl.program_id(1)
-    part = tl.program_id(2)
+    part = tl.program_id(2) - ROWS
     length = tl.load(kv_lens + request)
     base = request.to(tl.int64) * Q
     table = page_table + request.to(tl.int64) * stride
-    # Row `first` sees the fewest tokens of the rows at hand: pages up to its end need no mask for any of them.
-    whole = tl.minimum(tl.maximum(length - Q + first + 1, 0) // P, width)
-    token = first + part - (PARTS - 1)
-    each = tl.maximum((whole + PARTS - 2) // (PARTS - 1), LEAST)
-    if part < PARTS - 1:
-        # Most parts of a short request are empty: they end here, without a query read.
-        if part * each < whole:
-            _whole_pages(
-                peaks, norms, totals, q, k_cache, v_cache, table, base, first, part * each,
-                tl.minimum((part + 1) * each, whole), kv_head, part, pages, scale,
-                Q, ROWS, KV_HEADS, G, BLOCK_G, PARTS, P, D, BLOCK_D, STAGES, WIDE,
-            )  # fmt: skip
-        else:
-            line = tl.arange(0, ROWS * BLOCK_G)
-            row, head = base + first + line // BLOCK_G, kv_head * G + line % BLOCK_G
-            real = (first + line // BLOCK_G < Q) & (line % BLOCK_G < G)
-            store_empty(peaks, (row * (KV_HEADS * G) + head) * PARTS + part, real)
+    token = first + tl.program_id(2)
+    if part >= 0:
+        _whole_pages(
+            peaks, norms, totals, q, k_cache, v_cache, table, length, base, first, kv_head, part, width, pages, scale,
+            Q, ROWS, KV_HEADS, G, BLOCK_G, LINES, PARTS, LEAST, P, D, BLOCK_D, STAGES, WIDE,
+        )  # fmt: skip
     elif token < Q:
-        _ladder(
-            peaks, norms, totals, q, k_cache, v_cache, table, base + token, whole, length - Q + token + 1, width,
-            kv_head, pages, scale, KV_HEADS, G, M_LADDER, PARTS, P, D, BLOCK_D, WIDE,
+        last_page(
+            peaks, norms, totals, q, k_cache, v_cache, table, base + token, kv_head, length - Q + token + 1, True,
+            width, pages, scale, KV_HEADS, G, LINES, PARTS, P, D, BLOCK_D, WIDE,
         )  # fmt: skip
 
 
@@ -193,10 +172,10 @@ def _dense_attention(
     pages, kv_heads, page_size, dim = k_cache.shape
     group = q.shape[1] // kv_heads
     check_partials(peaks, norms, totals, (batch * qo_len, kv_heads * group, DENSE_PARTS, dim))
-    together = min(power_of_two(qo_len), MOST_ROWS)
+    together = min(power_of_two(qo_len), TILE_LINES // power_of_two(group))
     blocks = -(-qo_len // together)
-    lines = power_of_two(together * power_of_two(group), 16)
-    _attend[(batch * blocks, kv_heads, DENSE_PARTS - 1 + together)](
+    wide = needs_wide(_attend, k_cache.dtype)
+    _attend[(batch * blocks, kv_heads, together + DENSE_PARTS - 1)](
         peaks,
         norms,
         totals,
@@ -214,17 +193,18 @@ def _dense_attention(
         BLOCKS=blocks,
         KV_HEADS=kv_heads,
         G=group,
-        BLOCK_G=lines // together,
-        M_LADDER=power_of_two(group, 16),
+        BLOCK_G=power_of_two(group),
+        LINES=TILE_LINES,
         PARTS=DENSE_PARTS,
         LEAST=LEAST_PAGES,
         P=page_size,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
-        STAGES=2,
-        WIDE=needs_wide(_attend, k_cache.dtype),
+        # Pages of fp32 fill the shared memory with one.
+        STAGES=1 if wide else STAGES,
+        WIDE=wide,
         PDL=pdl,
-        **launch_options(8 if lines > 32 else 4, pdl),
+        **launch_options(ATTENTION_WARPS, pdl),
     )
     merge(out, peaks, norms, totals, v_scale, pdl)
 
@@ -255,10 +235,11 @@ def dense_attention(
 ) -> None:
     """``out[r]`` is the attention of row r over every token up to its own; exactly zero if there is none.
 
-    Two launches. The first, grid (B, Hkv, 32 + rows), makes partial softmaxes in fp32: the pages that every row of a
-    request sees in full go to 32 parts of equal length, at least four pages each, and what is left, at most two pages,
-    to a part of its own per row, masked. The number of pages of a part follows from the request's own length, so its
-    bits depend on nothing else, and no loop is bounded by the capacity. The second adds the parts in one fixed tree.
+    Two launches. The first, grid (B, Hkv, rows + 32), makes partial softmaxes in fp32: the pages that a row sees in full
+    go to 32 parts of equal length, at least four pages each, and the page that it sees in part to one of its own, masked.
+    Which pages a part holds follows from the row's own position: rows of a request that end in different pages walk the
+    union of theirs, each taking its own in. So a row's bits do not depend on how many query tokens share the step, and no
+    loop is bounded by the capacity. The second adds the parts in one fixed tree.
 
     Args:
         out: [B * Q, Hq, D] dtype, device; written in place.

@@ -43,14 +43,23 @@ def power_of_two(count: int, least: int = 1) -> int:
     return max(1 << (max(count, 1) - 1).bit_length(), least)
 
 
+def interpreted(kernel: object) -> bool:
+    """Whether Triton's interpreter runs this kernel."""
+    return not isinstance(kernel, triton.JITFunction)
+
+
 def needs_wide(kernel: object, dtype: torch.dtype) -> bool:
     """Whether products of this dtype must be made in fp32: fp32 itself, and everything in Triton's interpreter.
 
     The interpreter multiplies the bit patterns of bf16 as integers.
     """
-    return dtype is torch.float32 or not isinstance(kernel, triton.JITFunction)
+    return dtype is torch.float32 or interpreted(kernel)
 
 
 def launch_options(num_warps: int, pdl: bool) -> dict[str, object]:
-    """Options of a launch. What a compiler's environment could change, and with it bits, is said here."""
-    return {"num_warps": num_warps, "launch_pdl": pdl, "enable_fp_fusion": True}
+    """Options of a launch.
+
+    No product and sum become one operation unless a kernel says ``fma``: which ones do would otherwise be the compiler's
+    choice, another one for each variant of a kernel, and variants must agree in bits.
+    """
+    return {"num_warps": num_warps, "launch_pdl": pdl, "enable_fp_fusion": False}

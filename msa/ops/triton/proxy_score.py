@@ -7,11 +7,39 @@ import triton
 import triton.language as tl
 
 from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
-from msa.ops.triton.tile import as_operand, dependency_wait, load_page, page_address, product
+from msa.ops.triton.tile import as_operand, dependency_wait, load_page, page_address, physical_page, product
 
 # Programs in flight: a page is a program's smallest unit and pages share nothing, so neither number changes a bit.
 PROGRAMS = 4096
-MOST_PER_REQUEST = 512
+MOST_PER_REQUEST = 1024
+STAGES = 3
+
+
+@triton.jit
+def _score_page(
+    scores,
+    queries,
+    index_k,
+    physical,
+    page,
+    last,
+    target,
+    real,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """The maxima of queries [BLOCK_D, N] over one page, stored for the columns that see it."""
+    inside = tl.arange(0, BLOCK_D) < D
+    keys = load_page(index_k, page_address(physical, 1, 0, P, D, BLOCK_D), inside, D, BLOCK_D, False)
+    products = product(keys.to(queries.dtype), queries, WIDE)
+    seen = page * P + tl.arange(0, P)[:, None] <= last[None, :]
+    # The hardware's maximum drops NaN; a live NaN must show, and selection ranks it last.
+    broken = tl.max((seen & (products != products)).to(tl.int32), axis=0)
+    best = tl.max(tl.where(seen & (products == products), products, float("-inf")), axis=0)
+    best = tl.where(broken > 0, float("nan"), best)
+    tl.store(scores + target + page, best, mask=real & (page * P <= last))
 
 
 @triton.jit(do_not_specialize=["kv_lens", "page_table", "width", "score_rows", "pages"])
@@ -30,37 +58,37 @@ def _score_pages(
     P: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SINGLE: tl.constexpr,
     STAGES: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     dependency_wait(PDL)
     request = tl.program_id(0)
+    own = tl.program_id(1)
+    table = page_table + request.to(tl.int64) * width
+    if SINGLE:
+        # Before the length is known: what the table holds there may be anything, and is brought into the cache.
+        physical = physical_page(table, own, True, pages)
     length = tl.load(kv_lens + request)
     count = tl.minimum((length + P - 1) // P, width)
     column = tl.arange(0, N)
-    token = tl.arange(0, P)
     dim = tl.arange(0, BLOCK_D)
     real = column < Q * HEADS
-    inside = dim < D
     # Column t * HEADS + h is row t of the request under index head h, which is how the queries lie in memory.
     last = length - Q + column // HEADS
     address = request.to(tl.int64) * Q * HEADS * D + column[None, :] * D + dim[:, None]
-    queries = tl.load(index_q + address, mask=real[None, :] & inside[:, None], other=0.0)
+    queries = tl.load(index_q + address, mask=real[None, :] & (dim < D)[:, None], other=0.0)
     queries = as_operand(queries, index_k)
     row = request.to(tl.int64) * Q + column // HEADS
     target = ((column % HEADS) * score_rows.to(tl.int64) + row) * width
-    for page in tl.range(tl.program_id(1), count, tl.num_programs(1), num_stages=STAGES):
-        physical = tl.load(page_table + request.to(tl.int64) * width + page)
-        physical = tl.minimum(tl.maximum(physical, 0), pages - 1)
-        keys = load_page(index_k, page_address(physical, 1, 0, P, D, BLOCK_D), inside, D, BLOCK_D, False)
-        products = product(keys.to(queries.dtype), queries, WIDE)
-        seen = page * P + token[:, None] <= last[None, :]
-        # The hardware's maximum drops NaN; a live NaN must show, and selection ranks it last.
-        broken = tl.max((seen & (products != products)).to(tl.int32), axis=0)
-        best = tl.max(tl.where(seen & (products == products), products, float("-inf")), axis=0)
-        best = tl.where(broken > 0, float("nan"), best)
-        tl.store(scores + target + page, best, mask=real & (page * P <= last))
+    if SINGLE:
+        if own < count:
+            _score_page(scores, queries, index_k, physical, own, last, target, real, P, D, BLOCK_D, WIDE)
+    else:
+        for page in tl.range(own, count, tl.num_programs(1), num_stages=STAGES):
+            physical = physical_page(table, page, True, pages)
+            _score_page(scores, queries, index_k, physical, page, last, target, real, P, D, BLOCK_D, WIDE)
 
 
 def _proxy_score(
@@ -92,7 +120,8 @@ def _proxy_score(
         P=page_size,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
-        STAGES=3,
+        SINGLE=per_request == width,
+        STAGES=STAGES,
         WIDE=needs_wide(_score_pages, index_k.dtype),
         PDL=pdl,
         **launch_options(4, pdl),
@@ -122,7 +151,8 @@ def proxy_score(
     NaN gives NaN, and an index scale is left out because it cannot change a ranking.
 
     One launch, grid (B, programs per request). Programs of a request stride over its pages, up to its own length, so a
-    capacity far above the live length costs nothing but empty programs.
+    capacity far above the live length costs nothing but empty programs. Where there is a program for every entry of the
+    table, it reads its entry while the length is still on its way.
 
     Args:
         scores: [Hidx, rows >= B * Q, W] fp32, device; written in place.

@@ -1,9 +1,14 @@
-"""Device functions that the kernels share: the wait for earlier kernels, products, and a page's share of a softmax."""
+"""Device functions that the kernels share: the wait for earlier kernels, products, a page's softmax and sums of them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+# Lines (query rows times heads) of an attention tile. Always as many: a product's hardware instruction, and with it the
+# order in which a line's sums are made, must not follow from how many rows share a step.
+TILE_LINES = 64
+ATTENTION_WARPS = 4
 
 
 @triton.jit
@@ -21,6 +26,12 @@ def product(left, right, WIDE: tl.constexpr):
     if WIDE:
         return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
     return tl.dot(left, right, input_precision="ieee")
+
+
+@triton.jit
+def physical_page(table, page, wanted, pages):
+    """Where logical pages lie, inside the cache whatever the table holds; any page where not ``wanted``."""
+    return tl.minimum(tl.maximum(tl.load(table + page, mask=wanted, other=0), 0), pages - 1)
 
 
 @triton.jit
@@ -42,29 +53,51 @@ def load_page(cache, address, seen, D: tl.constexpr, BLOCK_D: tl.constexpr, MASK
 
 
 @triton.jit
-def page_step(peak, norm, total, queries, keys, values, seen, scale, MASKED: tl.constexpr, WIDE: tl.constexpr):
-    """The running softmax (peak, norm [M], total [M, D], fp32) after one more page.
+def page_softmax(queries, keys, values, seen, scale, MASKED: tl.constexpr, WIDE: tl.constexpr):
+    """The softmax of lines [M, BLOCK_D] over one page: peak, norm [M] and total [M, BLOCK_D], fp32.
 
-    Peaks are in units of log2. ``seen`` [P] bool: tokens that count, where ``MASKED``; values that do not count must
-    be zero already.
+    Peaks are in units of log2, -inf where nothing has weight. ``seen`` [P] bool: tokens that count, where ``MASKED``;
+    values that do not count must be zero already. Products and sums are written as ``fma`` where they may be one, so that
+    no compiler decides about a bit.
     """
-    logits = product(queries, tl.trans(keys.to(queries.dtype)), WIDE) * scale
+    raw = product(queries, tl.trans(keys.to(queries.dtype)), WIDE)
     if MASKED:
-        logits = tl.where(seen[None, :], logits, float("-inf"))
-    grown = tl.maximum(peak, tl.max(logits, axis=1))
-    # Nothing but -inf so far: subtracting it from itself would give NaN.
-    grown = tl.where(grown == float("-inf"), 0.0, grown)
-    weights = tl.exp2(logits - grown[:, None])
-    shrink = tl.exp2(peak - grown)
-    norm = norm * shrink + tl.sum(weights, axis=1)
+        raw = tl.where(seen[None, :], raw, float("-inf"))
+    peak = tl.max(raw, axis=1) * scale
+    # Nothing but -inf or NaN: subtracting it from itself would give NaN, or hide one.
+    peak = tl.where(peak > float("-inf"), peak, 0.0)
+    weights = tl.exp2(tl.fma(raw, scale, -peak[:, None]))
+    norm = tl.sum(weights, axis=1)
     operand = weights.to(queries.dtype)
-    part = product(operand, values.to(queries.dtype), WIDE)
+    total = product(operand, values.to(queries.dtype), WIDE)
     if MASKED and queries.dtype != tl.float32:
         # What rounding took from the weights. It shows in rows of few tokens, where it does not average out, and those
-        # have masked pages only, at most two of them.
+        # have a masked page only.
         rest = (weights - operand.to(tl.float32)).to(queries.dtype)
-        part += product(rest, values.to(queries.dtype), WIDE)
-    return grown, norm, total * shrink[:, None] + part
+        total += product(rest, values.to(queries.dtype), WIDE)
+    return tl.where(norm == 0.0, float("-inf"), peak), norm, total
+
+
+@triton.jit
+def fold(peak, norm, total, more_peak, more_norm, more_total, mine):
+    """Two partial softmaxes as one: peak and norm [M], total [M, D], fp32; the first alone where not ``mine`` [M].
+
+    Choosing, not weighing with zero: a NaN of a page that a line does not attend to must not reach it.
+    """
+    take = mine & (more_peak != float("-inf"))
+    grown = tl.maximum(peak, more_peak)
+    unit = tl.where(take, grown, 0.0)
+    old, new = tl.exp2(peak - unit), tl.exp2(more_peak - unit)
+    norm = tl.where(take, tl.fma(norm, old, more_norm * new), norm)
+    total = tl.where(take[:, None], tl.fma(total, old[:, None], more_total * new[:, None]), total)
+    return tl.where(take, grown, peak), norm, total
+
+
+@triton.jit
+def nothing(M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The softmax of M lines over no token: peak and norm [M], total [M, BLOCK_D], fp32."""
+    peak = tl.full([M], float("-inf"), tl.float32)
+    return peak, tl.zeros([M], tl.float32), tl.zeros([M, BLOCK_D], tl.float32)
 
 
 @triton.jit
