@@ -279,8 +279,6 @@ class SharesOutput(KeepsOutputOfEach):
         return {"wide": buffers.wide}
 
 
-_OPTIONS = "the neighbour and evictions of a plan are not carried out on CUDA yet"
-
 ZOO = [
     Entry(
         "GC411",
@@ -288,8 +286,6 @@ ZOO = [
         SharesWorkspace,
         OwnsWorkspace,
         "a cached workspace belongs to the graph that was captured first, and goes with it",
-        backends=("emulator",),
-        reason=_OPTIONS,
     ),
     Entry("GC501", "keeps-output", KeepsOutput, ClonesOutput, "an output is kept across replays"),
     Entry("GC502", "shares-pool", SharesPool, CopiesOut, "an output is needed after another graph of its pool ran"),
@@ -299,8 +295,6 @@ ZOO = [
         HandsOutBoth,
         HandsOutCopies,
         "outputs are needed after another component's graph ran in the pool",
-        backends=("emulator",),
-        reason=_OPTIONS,
     ),
     Entry(
         "GC503",

@@ -33,8 +33,7 @@ class CudaBackend:
     """
 
     name = "cuda"
-    # Written below, and not yet run on hardware.
-    pool_options = False
+    pool_options = True
 
     def __init__(self) -> None:
         features()
