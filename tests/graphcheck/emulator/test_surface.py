@@ -12,7 +12,6 @@ from torch.cuda import CUDAGraph, Event, ExternalStream, Stream, StreamContext, 
 from graphcheck.backend.emulator import EmulatorBackend
 from graphcheck.errors import EnvironmentUnable
 
-
 CLASSES = (Stream, ExternalStream, StreamContext, Event, CUDAGraph, graph)
 
 
