@@ -10,11 +10,13 @@ With past the tokens of a request that have valid target KV, L drafts and n toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from eagle3.errors import CreationRefused, ShapeMismatch
+from eagle3.warmup import Snapshot
 from graphcheck.contract import capture_safe, refuse_while_capturing
 
 
@@ -132,6 +134,21 @@ class DraftLengths:
             "draft_positions": self.draft_positions,
             "real": self.real,
         }
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Inside the block every row is padding, whatever runs; behind it everything is what it was.
+
+        Raises:
+            CaptureRefused: the current stream is capturing.
+        """
+        before = Snapshot(self.advanced())
+        try:
+            for tensor in self.advanced().values():
+                tensor.zero_()
+            yield
+        finally:
+            before.restore()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor, by name; their addresses never change."""

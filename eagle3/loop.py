@@ -68,6 +68,24 @@ class DraftLoop:
         self.drafts = torch.full((lengths.batch, lengths.draft_len), PADDING_TOKEN, dtype=torch.int64, device=device)
         self.first_rows = torch.arange(lengths.batch, device=device) * lengths.qo_len
 
+    def prepare(self, tokens: torch.Tensor, captured: torch.Tensor) -> None:
+        """Every kernel that `run` launches with such inputs is compiled and loaded; before the first capture.
+
+        The loop runs once on lengths of zero, which are put back: the drafts are overwritten, of the cache only the dummy
+        page is. Portable operators need no preparation.
+
+        Args:
+            tokens, captured: as in `run`; only their shapes and dtypes count.
+
+        Raises:
+            CaptureRefused: the current stream is capturing.
+        """
+        refuse_while_capturing("draft kernels")
+        if self.ladder.triton is None and self.head.operators.kernels != "triton":
+            return
+        with self.lengths.at_rest():
+            self.run(torch.zeros_like(tokens), torch.zeros_like(captured))
+
     @capture_safe(dynamic=("tokens", "captured"), static=("self",))
     def run(self, tokens: torch.Tensor, captured: torch.Tensor) -> torch.Tensor:
         """The drafts [B, L] behind the kept tokens, in ``drafts``; device only. `DraftLengths.after_accept` has run.

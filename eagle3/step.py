@@ -14,6 +14,7 @@ from eagle3.lengths import DraftLengths
 from eagle3.loop import DraftLoop
 from eagle3.m3.attention import Attention, DriverAttention
 from eagle3.m3.target import Target
+from eagle3.warmup import saved
 from graphcheck.contract import capture_safe, refuse_while_capturing
 from msa import DecodeDriver, Geometry, PagedCache
 
@@ -94,6 +95,21 @@ class SpeculativeStep:
             self.loop = DraftLoop(head, caches.draft_geometry, caches.draft, self.lengths, kernels=kernels)
         self.inputs = torch.full((batch, qo_len), PADDING_TOKEN, dtype=torch.int64, device=device)
         self.tokens = torch.full_like(self.inputs, PADDING_TOKEN)
+
+    def prepare(self) -> None:
+        """Every kernel that `run` launches is compiled and loaded; before the first capture.
+
+        The step runs once on lengths of zero: what it advances is put back, results are overwritten, of the caches only
+        the dummy pages are. Portable operators need no preparation.
+
+        Raises:
+            CaptureRefused: the current stream is capturing.
+        """
+        refuse_while_capturing("kernels of a step")
+        if self.driver.triton is None and self.target.operators.kernels != "triton":
+            return
+        with saved({"inputs": self.inputs}), self.lengths.at_rest():
+            self.run()
 
     @capture_safe(static=("self", "attention"))
     def run(self, attention: Attention | None = None) -> None:

@@ -70,7 +70,8 @@ class Draft(Drafting):
     Rows behind the batch come out as zeros.
     """
 
-    work = derived("verify")
+    prefixes = ("verify",)
+    work = derived(*prefixes)
 
     def allocate(self, device: torch.device) -> Buffers:
         self.models = self.build(device)
@@ -95,7 +96,14 @@ class Draft(Drafting):
             held["logits"] = torch.empty(rows, HEAD.draft_vocab_size, device=device)
             held["ids"] = torch.empty(rows, dtype=torch.int64, device=device)
             buffers |= {f"{key}_{name}": tensor for key, tensor in held.items()}
-        return Buffers(**buffers)
+        made = Buffers(**buffers)
+        if self.chosen == "triton":
+            # Compiles every kernel before a capture that no warm-up precedes; at rest only the dummy page is written.
+            for name in self.DRAFT_LENS:
+                self.active = name
+                made[f"captured_{name}"].zero_()
+                self.run(made)
+        return made
 
     def stage(self, buffers: Buffers, case: Case) -> None:
         self.active = case.variant
@@ -164,7 +172,8 @@ class Loop(Drafting):
 
     advanced = ("past", "kv_lens")
     restored = ("past", "kv_lens")
-    work = ("draft_positions", *derived("ladder", "single"))
+    prefixes = ("ladder", "single")
+    work = ("draft_positions", *derived(*prefixes))
 
     def allocate(self, device: torch.device) -> Buffers:
         self.models = self.build(device)
@@ -177,6 +186,7 @@ class Loop(Drafting):
         }
         buffers = self.named_caches() | self.inputs(device)
         for name, loop in self.loops.items():
+            loop.prepare(buffers[f"tokens_{name}"], buffers[f"captured_{name}"])
             held = {**loop.tensors(), **loop.lengths.tensors()}
             buffers |= {f"{key}_{name}": tensor for key, tensor in held.items()}
         return Buffers(**buffers)

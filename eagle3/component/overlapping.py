@@ -24,9 +24,10 @@ class Overlap(Speculation):
     """
 
     advanced = ("past",)
+    prefixes = ("verify",)
     work = tuple(
         name
-        for name in ("draft_positions", "real", *derived("verify"), "len_offsets", "position_offsets")
+        for name in ("draft_positions", "real", *derived(*prefixes), "len_offsets", "position_offsets")
         if name not in ("verify_slots", "verify_valid_pages")
     )
 
@@ -36,12 +37,18 @@ class Overlap(Speculation):
 
     def allocate(self, device: torch.device) -> Buffers:
         geometry = TARGET.geometry(max_batch=BUCKET, num_pages=BUCKET * PAGES, dtype=torch.float32)
+        kernels = self.choose(device)
         self.lengths, self.offsets, self.drivers, self.counts = {}, {}, {}, {}
         buffers: dict[str, torch.Tensor] = {}
         for name, draft_len in self.DRAFT_LENS.items():
             lengths = self.lengths[name] = DraftLengths(BUCKET, draft_len, device)
             offsets = self.offsets[name] = OverlapOffsets(BUCKET, draft_len, device)
-            driver = self.drivers[name] = DecodeDriver(geometry, BUCKET, 1 + draft_len, device, kv_lens=lengths.kv_lens)
+            driver = self.drivers[name] = DecodeDriver(
+                geometry, BUCKET, 1 + draft_len, device, kv_lens=lengths.kv_lens, kernels=kernels
+            )
+            if kernels == "triton":
+                # Compiles the kernel before a capture that no warm-up precedes.
+                driver.plan()
             counts = self.counts[name] = torch.zeros(BUCKET, dtype=torch.int32, device=device)
             held = {f"verify_{key}": tensor for key, tensor in driver.tensors().items()}
             del held["verify_kv_lens"]

@@ -15,7 +15,7 @@ from eagle3.lengths import DraftLengths, extra_kv_tokens
 from graphcheck import Case, Component, batch, case, contents, integers, lengths, page_tables
 from msa import PagedCache
 from msa.bench import Variant
-from msa.component.attention import kernels_for, scene_of
+from msa.component.attention import WORKSPACE, kernels_for, scene_of
 from msa.scene import Scene
 
 KINDS = ("normal", "ties", "zeros")
@@ -36,6 +36,7 @@ class Speculation(Component):
         advanced: what a step advances, without the variant; with ``shared`` it is the component's state.
         restored: the part of it that the component puts back itself while it is warmed up.
         work: what a step writes and nobody compares, without the variant.
+        prefixes: what the buffers of each driver of msa's begin with.
         kernels: of operators and attention; None for Triton on a real GPU and the portable ones elsewhere.
     """
 
@@ -44,17 +45,19 @@ class Speculation(Component):
     advanced: ClassVar[tuple[str, ...]] = ()
     restored: ClassVar[tuple[str, ...]] = ()
     work: ClassVar[tuple[str, ...]] = ()
+    prefixes: ClassVar[tuple[str, ...]] = ()
     kernels: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        cls.mutates = (*cls.shared, *cls.named(cls.advanced))
+        cls.restores = cls.named(cls.restored)
+        cls.scratch = (*(f"spill_{name}" for name in cls.shared), *cls.named(cls.work))
 
-        def named(names: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(f"{name}_{variant}" for variant in cls.DRAFT_LENS for name in names)
-
-        cls.mutates = (*cls.shared, *named(cls.advanced))
-        cls.restores = named(cls.restored)
-        cls.scratch = (*(f"spill_{name}" for name in cls.shared), *named(cls.work))
+    @classmethod
+    def named(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The buffers of all variants with these names."""
+        return tuple(f"{name}_{variant}" for variant in cls.DRAFT_LENS for name in names)
 
     def fields(self) -> dict[str, SearchStrategy[Any]]:
         """The strategies of the case's fields."""
@@ -148,9 +151,17 @@ class Speculation(Component):
         """The step's lengths follow from the case; rows behind the batch are padding."""
         held.stage(self.past(case))
 
+    def choose(self, device: torch.device) -> str:
+        """The kernels of this component; what Triton's attention works in is scratch where they are Triton's."""
+        self.chosen = kernels_for(device) if self.kernels is None else self.kernels
+        if self.chosen == "triton":
+            workspace = tuple(f"{prefix}_{name}" for prefix in self.prefixes for name in WORKSPACE)
+            self.scratch = (*type(self).scratch, *self.named(workspace))  # type: ignore[misc]
+        return self.chosen
+
     def build(self, device: torch.device) -> Models:
         """The models and caches of this component."""
-        return Models(device, kernels_for(device) if self.kernels is None else self.kernels)
+        return Models(device, self.choose(device))
 
 
 def derived(*drivers: str) -> tuple[str, ...]:

@@ -30,7 +30,8 @@ class Step(Speculation):
     shared = CACHES
     advanced = ("inputs", "past")
     restored = ("inputs", "past")
-    work = ("kv_lens", "positions", "draft_positions", "real", *derived("verify", "ladder", "single"))
+    prefixes = ("verify", "ladder", "single")
+    work = ("kv_lens", "positions", "draft_positions", "real", *derived(*prefixes))
 
     def allocate(self, device: torch.device) -> Buffers:
         self.models = self.build(device)
@@ -40,6 +41,8 @@ class Step(Speculation):
             for name, draft_len in self.DRAFT_LENS.items()
             for size in range(1, BUCKET + 1)
         }
+        for step in self.steps.values():
+            step.prepare()
         self.active = next(iter(self.steps))
         caches = self.named_caches()
         return Buffers(

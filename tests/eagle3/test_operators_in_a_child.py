@@ -21,6 +21,6 @@ def test_importing_the_head_does_not_import_triton():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
 
 
-@pytest.mark.parametrize("module", ["test_operators_on_triton", "test_step_on_triton"])
+@pytest.mark.parametrize("module", ["test_operators_on_triton", "test_step_on_triton", "test_components_on_triton"])
 def test_kernels_in_the_interpreter(module: str, in_interpreter):
     in_interpreter(HERE / f"{module}.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -33,7 +34,6 @@ class CudaBackend:
     """
 
     name = "cuda"
-    # Written below, and not yet run on hardware.
     pool_options = True
 
     def __init__(self) -> None:
@@ -114,22 +114,25 @@ class CudaBackend:
         Where the driver has invalidated the capture, torch's own end stops half way: the allocator goes on routing to
         the pool, and the generator takes itself to be capturing until a later capture ends well.
         """
-        try:
-            graph.capture_end()
-        except RuntimeError:
+        # torch warns of a graph that is empty, which one that is dropped may be.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                with suppress(RuntimeError):
+                    torch._C._cuda_endAllocateToPool(self.device.index, pool)
+                    torch._C._cuda_releasePool(self.device.index, pool)
             with suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(self.device.index, pool)
-                torch._C._cuda_releasePool(self.device.index, pool)
-        with suppress(RuntimeError):
-            graph.reset()
-        with suppress(RuntimeError):
-            torch.cuda.synchronize()
-        healing = torch.cuda.CUDAGraph()
-        with suppress(RuntimeError):
-            healing.capture_begin()
-            self._spot.zero_()
-            healing.capture_end()
-            healing.reset()
+                graph.reset()
+            with suppress(RuntimeError):
+                torch.cuda.synchronize()
+            healing = torch.cuda.CUDAGraph()
+            with suppress(RuntimeError):
+                healing.capture_begin()
+                self._spot.zero_()
+                healing.capture_end()
+                healing.reset()
 
     def first_difference(self, recording: Recording, region: Callable[[], object]) -> str | None:
         return None

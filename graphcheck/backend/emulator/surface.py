@@ -201,8 +201,15 @@ def _graphed(*_: Any, **__: Any) -> Any:
     )
 
 
-def _unloaded(make: Any) -> Any:
-    return lambda cls, *args, **kwargs: make(*args, **kwargs)
+def _standing_in(original: type, ours: Any) -> list[tuple[Any, str, Any]]:
+    """What to replace in a class that code may hold already, so that it makes what ``ours`` makes.
+
+    A ``__new__`` that a class did not have must not be set: once it is deleted again, every call with arguments fails,
+    for the life of the process. Such a class is given the methods instead.
+    """
+    if "__new__" in vars(original):
+        return [(original, "__new__", staticmethod(lambda cls, *args, **kwargs: ours(*args, **kwargs)))]
+    return [(original, name, vars(ours)[name]) for name in ("__init__", "__enter__", "__exit__")]
 
 
 def _constant(value: Any) -> Any:
@@ -266,7 +273,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (torch.cuda.random, "manual_seed", _seed("torch.cuda.manual_seed")),
         (torch.cuda.random, "manual_seed_all", _seed("torch.cuda.manual_seed_all")),
     ]
-    # Code may hold the classes already (from torch.cuda import Stream), so they make ours as well.
+    # Code may hold the classes already (from torch.cuda import Stream).
     for name, home, ours in (
         ("Stream", torch.cuda.streams, streams.Stream),
         ("ExternalStream", torch.cuda.streams, streams.ExternalStream),
@@ -276,7 +283,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         ("StreamContext", torch.cuda, streams.StreamContext),
     ):
         original = getattr(home, name)
-        found.append((original, "__new__", staticmethod(_unloaded(ours))))
+        found += _standing_in(original, ours)
         found.append((home, name, ours))
         if home is not cuda:
             found.append((cuda, name, ours))

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.cuda import CUDAGraph, Event, Stream, graph
+from torch.cuda import CUDAGraph, Event, ExternalStream, Stream, StreamContext, graph
 
 from graphcheck.backend.emulator import EmulatorBackend
 from graphcheck.errors import EnvironmentUnable
+
+CLASSES = (Stream, ExternalStream, StreamContext, Event, CUDAGraph, graph)
 
 
 def surface() -> dict[str, Any]:
@@ -21,10 +23,7 @@ def surface() -> dict[str, Any]:
         "streams": torch.cuda.streams,
         "random": torch.cuda.random,
         "accelerator": torch.accelerator,
-        "Stream": Stream,
-        "Event": Event,
-        "CUDAGraph": CUDAGraph,
-        "graph": graph,
+        **{kind.__name__: kind for kind in CLASSES},
     }
     return {f"{place}.{name}": id(value) for place, owner in places.items() for name, value in vars(owner).items()}
 
@@ -42,6 +41,21 @@ def test_everything_is_undone_on_exit() -> None:
     if not torch.backends.cuda.is_built():
         with pytest.raises((AssertionError, RuntimeError)):
             torch.ones(3, device="cuda")
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_class_takes_the_arguments_that_it_took_before(kind: type) -> None:
+    """A ``__new__`` that is set and deleted leaves ``object``'s behind, which then takes none."""
+    own = "__new__" in vars(kind)
+    with EmulatorBackend().active():
+        assert ("__new__" in vars(kind)) is own
+
+    class Probe(kind):  # type: ignore[misc]
+        def __init__(self, *arguments: object) -> None:
+            self.given = arguments
+
+    if not own:
+        assert Probe(1, 2).given == (1, 2)
 
 
 def test_everything_is_undone_after_an_exception_inside_a_capture() -> None:
@@ -91,7 +105,8 @@ def test_classes_imported_before_make_emulated_objects(backend: EmulatorBackend)
     captured = CUDAGraph()
     with graph(captured):
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with StreamContext(side):
+            assert torch.cuda.current_stream() is side
             x.add_(1)
         torch.cuda.current_stream().wait_event(side.record_event(Event()))
     captured.replay()
