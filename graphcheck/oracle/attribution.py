@@ -304,9 +304,9 @@ def first_difference(component: Component, plan: Plan, backend: Backend, outcome
             recording = backend.record(captured.run, backend.pool())
         except CaptureRefused:
             return None
-        if captured.stage(case) is not None or eager.stage(case) is not None:
-            return None
         try:
+            if captured.stage(case) is not None or eager.stage(case) is not None:
+                return None
             return backend.first_difference(recording, eager.run)
         finally:
             recording.close()

@@ -56,7 +56,7 @@ class CudaRecording:
         self._allocations = watch.allocations(outputs)
         self._peak = watch.peak()
         self._blocks = watch.blocks
-        self._ledger = Ledger(self._log.externals, self._pooled)
+        self._ledger = Ledger(self._log.externals)
         self._named: dict[str, tuple[int, int]] = {}
         # Read before the first replay: instantiation keeps the graph, and argument memory belongs to it.
         self.nodes: list[Node] = _nodes(graph)
@@ -168,7 +168,7 @@ class CudaRecording:
         self._ledger.name(names)
 
     def objections(self, names: Mapping[str, torch.Tensor]) -> Sequence[Finding]:
-        return self._ledger.objections(names)
+        return self._ledger.objections(names, self._pooled)
 
     def undeclared_writes(self, declared: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         held = {tensor.untyped_storage().data_ptr() for tensor in declared}
