@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -95,8 +96,27 @@ class Arm:
     def record(self, pool: object) -> Recording:
         """Capture the region, with the component's own library where it has one."""
         if type(self.component).record is Component.record:
-            return self.backend.record(self.run, pool)
-        return self.backend.adopt(self._record)
+            return self.record_as(self.run, pool)
+        with self._host_memory_held():
+            return self.backend.adopt(self._record)
+
+    def record_as(self, region: Callable[[], Mapping[str, torch.Tensor]], pool: object) -> Recording:
+        """Capture ``region``, which runs code of this arm's component."""
+        with self._host_memory_held():
+            return self.backend.record(region, pool)
+
+    @contextmanager
+    def _host_memory_held(self) -> Iterator[None]:
+        """Host memory that a region drops is released behind its capture.
+
+        torch marks the release of pinned memory that a stream has used with an event on that stream. One that is
+        recorded inside a capture never completes, and the process goes down at a later request of pinned memory.
+        """
+        held = [tensor for tensor in self.names().values() if tensor.device.type == "cpu"]
+        try:
+            yield
+        finally:
+            held.clear()
 
     def _record(self) -> Recorded:
         recorded = self.call("record", self.component.record, self.buffers)

@@ -260,7 +260,7 @@ class Attribution:
                 context.apply(self._contexts[str(context_of)])
             try:
                 with capture_status.denied() if unaware else nullcontext():
-                    recording = self.backend.record(arm.run, self.backend.pool())
+                    recording = arm.record_as(arm.run, self.backend.pool())
             except CaptureRefused:
                 return None
             operations = list(recording.operations())
@@ -301,12 +301,12 @@ def first_difference(component: Component, plan: Plan, backend: Backend, outcome
             with captured.component.around_warmup(captured.buffers):
                 captured.run()
         try:
-            recording = backend.record(captured.run, backend.pool())
+            recording = captured.record_as(captured.run, backend.pool())
         except CaptureRefused:
             return None
-        if captured.stage(case) is not None or eager.stage(case) is not None:
-            return None
         try:
+            if captured.stage(case) is not None or eager.stage(case) is not None:
+                return None
             return backend.first_difference(recording, eager.run)
         finally:
             recording.close()

@@ -143,7 +143,7 @@ def _eager_record(study: Attribution) -> list[str] | None:
         if arm.stage(study.case) is not None:
             return None
         try:
-            recording = study.backend.record(lambda: arm.eager(study.case), study.backend.pool())
+            recording = arm.record_as(lambda: arm.eager(study.case), study.backend.pool())
         except CaptureRefused:
             return None
         names = [operation.name for operation in recording.operations()]

@@ -190,6 +190,18 @@ def test_drivers_that_share_the_lengths_write_where_the_loop_says(draft_len):
         assert draft.ladder.slots.tolist() == [*slots, geometry.dummy_slot]
 
 
+def test_at_rest_every_row_is_padding_and_what_was_there_comes_back():
+    lengths = DraftLengths(2, 3, "cpu")
+    lengths.stage([122, 5])
+    keep(lengths, 2, 4)
+    before = {name: tensor.clone() for name, tensor in lengths.advanced().items()}
+    with pytest.raises(ZeroDivisionError), lengths.at_rest():
+        lengths.verify_lens()
+        assert not any(tensor.any() for tensor in lengths.advanced().values())
+        raise ZeroDivisionError
+    assert [name for name, tensor in lengths.advanced().items() if not torch.equal(tensor, before[name])] == []
+
+
 @pytest.mark.parametrize("past", [[1, 2, 3], [-1]])
 def test_what_does_not_fit_is_refused(past):
     with pytest.raises(ShapeMismatch, match="at most 2 lengths"):

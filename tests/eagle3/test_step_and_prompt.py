@@ -56,6 +56,30 @@ def test_chunks_leave_the_caches_and_drafts_of_a_whole_prompt(counting, caches, 
     assert all(torch.equal(one, other) for one, other in zip(first, held(caches), strict=True))
 
 
+def test_preparing_a_step_leaves_what_it_advances_and_the_caches(counting, caches, monkeypatch):
+    """Expected: one run of everything that launches, and of that the dummy slot only; none inside a capture."""
+    step = SpeculativeStep(counting.target, counting.head, caches, 3, 2)
+    step.inputs.copy_(torch.tensor([[5, 6, 7], [9, 30, 31], [0, 0, 0]]))
+    step.page_table[:2, :8] = torch.tensor([PAGES[:8], PAGES[8:]])
+    step.lengths.stage([15, 30])
+    state, before = {name: tensor.clone() for name, tensor in step.advanced().items()}, held(caches)
+    ran = []
+    monkeypatch.setattr(step.loop, "chain", lambda hidden, chain=step.loop.chain: ran.append(1) or chain(hidden))
+    step.prepare()
+    assert ran == []
+    monkeypatch.setattr(counting.target.operators, "kernels", "triton")
+    step.prepare()
+    assert ran == [1]
+    assert [name for name, tensor in step.advanced().items() if not torch.equal(tensor, state[name])] == []
+    assert all(torch.equal(one, other) for one, other in zip(before, held(caches), strict=True))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="kernels of a step"):
+        step.prepare()
+    with pytest.raises(RuntimeError, match="draft kernels"):
+        step.loop.prepare(step.tokens, torch.zeros(9, 1))
+
+
 def test_without_drafts_a_prompt_gives_one_token(counting, caches, prompts):
     said, drafts = PromptReader(counting.target, None, caches, 0).read(prompts[1], 0, 5, PAGES)
     assert drafts == [] and said == PromptReader(*counting, caches, 2).read(prompts[1], 0, 5, PAGES, PAGES)[0]

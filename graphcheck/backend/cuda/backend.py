@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -42,6 +43,8 @@ class CudaBackend:
         self._stream = torch.cuda.Stream(self.device)
         self._guards = Guards()
         self._spot = torch.zeros(1, device=self.device)
+        # A graph that an earlier component left in a cycle would be destroyed inside a capture of this one.
+        gc.collect()
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -101,10 +104,10 @@ class CudaBackend:
             with watch.collections():
                 return captured()
         except BaseException as error:
-            cause = error.cause if isinstance(error, ComponentRaised) else error
-            if isinstance(cause, GraphcheckError) or not isinstance(cause, RuntimeError) or is_exhausted(cause):
+            # No name may hold what is raised from: its traceback holds this frame, and the cycle would keep the graph.
+            if not _is_refusal(_cause(error)):
                 raise
-            raise watch.refused(cause) from cause
+            raise watch.refused(_cause(error)) from _cause(error)
         finally:
             watch.log.held.clear()
 
@@ -165,3 +168,13 @@ class CudaBackend:
         except RuntimeError:
             return False
         return True
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What the component raised, where the error says that it did."""
+    return error.cause if isinstance(error, ComponentRaised) else error
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the driver, or torch for it, has refused a call of the region."""
+    return isinstance(error, RuntimeError) and not isinstance(error, GraphcheckError) and not is_exhausted(error)

@@ -34,12 +34,10 @@ class Ledger:
 
     Args:
         touched: by address, what the graph reads or writes and did not allocate itself.
-        pooled: whether an address lies in the graph's pool, where only captures allocate.
     """
 
-    def __init__(self, touched: Mapping[int, Touched], pooled: Callable[[int], bool]) -> None:
+    def __init__(self, touched: Mapping[int, Touched]) -> None:
         self._touched = dict(touched)
-        self._pooled = pooled
         self._names: dict[int, dict[str, _Name]] = {}
 
     def add(self, address: int, nbytes: int, storage: StorageWeakRef, where: Location | None) -> None:
@@ -56,8 +54,13 @@ class Ledger:
                 held = self._names.setdefault(address, {})
                 held[name] = _Name(id(tensor), tensor.untyped_storage().nbytes())
 
-    def objections(self, names: Mapping[str, torch.Tensor]) -> list[Finding]:
-        """Findings for addresses whose name now holds other memory, or that nobody owns any more."""
+    def objections(self, names: Mapping[str, torch.Tensor], pooled: Callable[[int], bool]) -> list[Finding]:
+        """Findings for addresses whose name now holds other memory, or that nobody owns any more.
+
+        Args:
+            names: the tensors that the user's names hold now.
+            pooled: whether an address lies in the graph's pool, where only captures allocate.
+        """
         found: list[Finding] = []
         for address, touched in self._touched.items():
             held = self._names.get(address, {})
@@ -70,7 +73,7 @@ class Ledger:
                 name, before = next(iter(moved.items()))
                 found.append(_moved(name, before, names[name], touched))
             elif touched.storage.expired():
-                workspace = touched.writes and touched.tag == "device" and self._pooled(address)
+                workspace = touched.writes and touched.tag == "device" and pooled(address)
                 found.append(_evicted(touched) if workspace else _died(touched, next(iter(held), "")))
         return found
 

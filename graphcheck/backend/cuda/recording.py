@@ -56,7 +56,7 @@ class CudaRecording:
         self._allocations = watch.allocations(outputs)
         self._peak = watch.peak()
         self._blocks = watch.blocks
-        self._ledger = Ledger(self._log.externals, self._pooled)
+        self._ledger = Ledger(self._log.externals)
         self._named: dict[str, tuple[int, int]] = {}
         # Read before the first replay: instantiation keeps the graph, and argument memory belongs to it.
         self.nodes: list[Node] = _nodes(graph)
@@ -148,12 +148,17 @@ class CudaRecording:
         return self._found
 
     def name(self, names: Mapping[str, torch.Tensor]) -> None:
-        """Remember the owners of external addresses, also of those that only kernel arguments reveal."""
+        """Remember the owners of external addresses, also of those that only kernel arguments reveal.
+
+        What the region made lies in the pool: whoever binds its name anew takes nothing from the graph.
+        """
+        made = self._log.born
+        names = {name: tensor for name, tensor in names.items() if _address(tensor) not in made}
         for name, tensor in names.items():
             if tensor.is_cuda and tensor.numel():
                 storage = tensor.untyped_storage()
                 self._named.setdefault(name, (storage.data_ptr(), storage.nbytes()))
-        owners = {tensor.untyped_storage().data_ptr(): tensor for tensor in names.values() if tensor.is_cuda}
+        owners = {_address(tensor): tensor for tensor in names.values() if tensor.is_cuda}
         if self.nodes:
             for word in self.addresses.words(self.nodes):
                 owner = owners.get(word.span.start) if word.span.owner == STATIC else None
@@ -163,7 +168,7 @@ class CudaRecording:
         self._ledger.name(names)
 
     def objections(self, names: Mapping[str, torch.Tensor]) -> Sequence[Finding]:
-        return self._ledger.objections(names)
+        return self._ledger.objections(names, self._pooled)
 
     def undeclared_writes(self, declared: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         held = {tensor.untyped_storage().data_ptr() for tensor in declared}
@@ -202,6 +207,10 @@ def _nodes(graph: torch.cuda.CUDAGraph | Adopted) -> list[Node]:
         return read_nodes(raw)
     except EnvironmentUnable:
         return []
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def _blocks() -> dict[int, int]:

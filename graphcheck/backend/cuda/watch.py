@@ -67,7 +67,7 @@ class Watch:
             if phase == "start":
                 # By type: asking a dead proxy for its class raises.
                 found = [each for each in gc.get_objects() if issubclass(type(each), torch.cuda.CUDAGraph)]
-                alive[:] = map(weakref.ref, found)
+                alive[:] = map(weakref.ref, filter(_holds, found))
                 found.clear()
             elif any(each() is None for each in alive):
                 self._collections.append(_collected(info.get("generation", 2)))
@@ -110,6 +110,15 @@ class Watch:
             *pinned,
             *self.foreign.findings(list(nodes)),
         ]
+
+
+def _holds(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether the driver holds a graph for it: not where its capture failed, or where it was reset."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _collected(generation: int) -> Finding:

@@ -15,6 +15,11 @@ from graphcheck.zoo import Entry
 from graphcheck.zoo.reports.attention import CAPACITY, EXACT_VALUES, B, DecodeAttention
 
 
+def _wait_for_copies() -> None:
+    """Every copy that was queued has read its source, which may be filled again."""
+    torch.cuda.current_stream().synchronize()
+
+
 class ReleasesPointerArray(DecodeAttention):
     """Rows of a grouped product are staged in pinned memory that goes back to the host allocator after the call."""
 
@@ -34,6 +39,7 @@ class ReleasesPointerArray(DecodeAttention):
         self.stage_tokens(buffers, case)
         if self.staging is None:
             self.staging = torch.empty(B, dtype=torch.int64, pin_memory=True)
+        _wait_for_copies()
         self.staging.copy_(torch.tensor(case.order))
 
     def run(self, buffers: Buffers) -> Mapping[str, torch.Tensor]:
@@ -72,6 +78,7 @@ class DropsShapeVectors(DecodeAttention):
         self.stage_tokens(buffers, case)
         if not self.host:
             self.host = [torch.empty(2, dtype=torch.int64, pin_memory=True) for _ in ("dims", "strides")]
+        _wait_for_copies()
         self.host[0].copy_(torch.tensor([CAPACITY, B] if case.transposed else [B, CAPACITY]))
         self.host[1].copy_(torch.tensor([1, CAPACITY] if case.transposed else [CAPACITY, 1]))
 

@@ -9,6 +9,7 @@ import torch
 
 from graphcheck.backend.emulator import EmulatorBackend
 from graphcheck.backend.emulator.recording import EmulatedRecording
+from graphcheck.cases import Contents
 
 
 @pytest.fixture
@@ -100,3 +101,13 @@ def test_an_eager_copy_from_pinned_memory_counts_and_a_read_of_its_result_waits(
             assert x.tolist() == host.tolist()
         host.add_(1)
         assert codes(recording) == ([] if read else ["GC408"])
+
+
+def test_filling_with_contents_waits_for_no_copy(backend: EmulatorBackend) -> None:
+    """On a GPU contents are tiled from a table on the device."""
+    x, y, host = torch.ones(4, device="cuda"), torch.ones(4, device="cuda"), torch.ones(4).pin_memory()
+    recording = backend.record(lambda: {"y": x * 2}, backend.pool())
+    x.copy_(host, non_blocking=True)
+    Contents("normal", 1).fill(y)
+    host.fill_(2)
+    assert codes(recording) == ["GC408"]

@@ -12,7 +12,19 @@ from graphcheck.backend.cuda.watch import Watch
 
 
 class Stand:
-    """Stands in for a captured graph: a Python object that a reference cycle keeps alive."""
+    """Stands in for torch's graph: a Python object that a reference cycle keeps alive.
+
+    Args:
+        captured: the driver holds a graph for it.
+    """
+
+    def __init__(self, captured: bool = True) -> None:
+        self.captured = captured
+
+    def pool(self) -> tuple[int, int]:
+        if not self.captured:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return (0, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +43,17 @@ def test_a_graph_that_only_a_cycle_holds_is_noted_when_it_goes() -> None:
     assert finding.code == "GC606"
     assert finding.where is not None
     assert "gc.collect()" in finding.where.source
+
+
+def test_a_graph_that_was_reset_or_never_captured_goes_without_a_word() -> None:
+    """Its destruction asks nothing of the driver."""
+    cycle: list[Any] = [Stand(captured=False)]
+    cycle.append(cycle)
+    watch = Watch()
+    with watch.collections():
+        del cycle
+        gc.collect()
+    assert watch.findings([], []) == []
 
 
 def test_a_collection_that_destroys_no_graph_is_silent() -> None:

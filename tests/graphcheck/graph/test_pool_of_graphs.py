@@ -56,7 +56,7 @@ def test_a_dead_workspace_in_the_pool_went_with_the_graph_that_allocated_it() ->
 
     def codes(writes: bool, pooled: bool) -> list[str]:
         touched = Touched(0x1000, 16, weak, "device", None, reads=not writes, writes=writes)
-        return [finding.code for finding in Ledger({0x1000: touched}, lambda address: pooled).objections({})]
+        return [finding.code for finding in Ledger({0x1000: touched}).objections({}, lambda address: pooled)]
 
     assert codes(writes=True, pooled=True) == ["GC411"]
     assert codes(writes=True, pooled=False) == codes(writes=False, pooled=True) == ["GC402"]
