@@ -17,6 +17,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 triton = pytest.importorskip("triton", reason="the kernels need triton, which is not installed")
 
 SHARED_MEMORY = 227 * 1024
+OPTIONS = ("num_warps", "launch_pdl", "enable_fp_fusion", "maxnreg")
 TYPES = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
@@ -39,7 +40,7 @@ class Launches:
         self.compiled: dict[tuple[str, str], object] = {}
 
     def run(self, kernel, *given, grid, warmup, **named):
-        options = {name: named.pop(name) for name in ("num_warps", "launch_pdl", "enable_fp_fusion") if name in named}
+        options = {name: named.pop(name) for name in OPTIONS if name in named}
         arguments = {**dict(zip(kernel.arg_names, given, strict=False)), **named}
         fixed = {
             name: value for name, value in named.items() if kernel.params[kernel.arg_names.index(name)].is_constexpr

@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from msa.ops.triton.last_page import last_page
+from msa.geometry import FP8
+from msa.ops.triton.last_page import last_page, row_end
 from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
 from msa.ops.triton.merge import merge, store_empty, store_partial
 from msa.ops.triton.partials import Partials, check_partials
@@ -16,40 +17,48 @@ from msa.ops.triton.tile import (
     ATTENTION_WARPS,
     TILE_LINES,
     as_operand,
+    block_address,
+    block_softmax,
+    blocks_per_page,
     dependency_wait,
     fold,
-    load_page,
+    load_block,
     load_queries,
     nothing,
-    page_address,
-    page_softmax,
     physical_page,
 )
 
-# Parts of a row and the fewest pages of one: together with the request's own length they say which pages a part has.
-DENSE_PARTS = 33
+# Parts of a row's whole pages and the fewest pages of one: together with the row's own end they say which it has.
+WHOLE_PARTS = 32
 LEAST_PAGES = 4
-STAGES = 2
+STAGES = 3
+
+
+def dense_parts(page_size: int) -> int:
+    """Parts S that a row's attention is split into: those of its whole pages, and those of its partial page."""
+    return WHOLE_PARTS + blocks_per_page(page_size)
 
 
 @triton.jit
 def _pages_each(whole, PARTS: tl.constexpr, LEAST: tl.constexpr):
     """Pages of a part of a row that sees ``whole`` pages in full."""
-    return tl.maximum((whole + PARTS - 2) // (PARTS - 1), LEAST)
+    return tl.maximum((whole + PARTS - 1) // PARTS, LEAST)
 
 
 @triton.jit
-def _whole_pages(
+def _walk(
     peaks,
     norms,
     totals,
-    q,
+    queries,
     k_cache,
     v_cache,
     table,
     length,
-    base,
+    place,
     first,
+    ends,
+    real,
     kv_head,
     part,
     width,
@@ -58,43 +67,59 @@ def _whole_pages(
     Q: tl.constexpr,
     ROWS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    G: tl.constexpr,
-    BLOCK_G: tl.constexpr,
     LINES: tl.constexpr,
     PARTS: tl.constexpr,
     LEAST: tl.constexpr,
+    EACH: tl.constexpr,
     P: tl.constexpr,
+    N: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """One part of ROWS rows: those of the pages that a row sees in full which its own end puts there."""
-    line = tl.arange(0, LINES)
-    token = first + line // BLOCK_G
-    row, head = base + token, kv_head * G + line % BLOCK_G
-    real = (line < ROWS * BLOCK_G) & (token < Q) & (line % BLOCK_G < G)
-    place = (row * (KV_HEADS * G) + head) * PARTS + part
-    # Ends grow from row to row, and parts with them: the first row's part begins first, the last one's ends last.
-    ends = tl.maximum(length - Q + 1 + token, 0) // P
-    whole = tl.minimum(ends, width)
+    """One part of ROWS rows: those of the pages that a row sees in full which its own end puts there.
+
+    EACH blocks are a page. The next block's loads are on their way while one is computed: those of ``AHEAD`` in
+    registers, others in shared memory.
+    """
+    whole = tl.minimum(tl.maximum(ends, 0) // P, width)
     each = _pages_each(whole, PARTS, LEAST)
+    # Ends grow from row to row, and parts with them: the first row's part begins first, the last one's ends last.
     least = tl.minimum(tl.maximum(length - Q + 1 + first, 0) // P, width)
     most = tl.minimum(tl.maximum(length - Q + tl.minimum(first + ROWS, Q), 0) // P, width)
-    begin = part * _pages_each(least, PARTS, LEAST)
-    end = tl.minimum((part + 1) * _pages_each(most, PARTS, LEAST), most)
-    # Most parts of a short request are empty: they end here, without a query read.
+    begin = part * _pages_each(least, PARTS, LEAST) * EACH
+    end = tl.minimum((part + 1) * _pages_each(most, PARTS, LEAST), most) * EACH
+    # Most parts of a short request are empty.
     if begin < end:
-        queries = as_operand(load_queries(q, row, head, real, KV_HEADS * G, D, BLOCK_D), k_cache)
+        operand, unit = as_operand(queries, k_cache, 1)
         peak, norm, total = nothing(LINES, BLOCK_D)
-        everything = tl.full([P], True, tl.int1)
-        for page in tl.range(begin, end, num_stages=STAGES):
-            address = page_address(physical_page(table, page, True, pages), KV_HEADS, kv_head, P, D, BLOCK_D)
-            keys = load_page(k_cache, address, everything, D, BLOCK_D, False)
-            values = load_page(v_cache, address, everything, D, BLOCK_D, False)
-            more_peak, more_norm, more_total = page_softmax(queries, keys, values, everything, scale, False, WIDE)
+        if AHEAD:
+            physical = physical_page(table, begin // EACH, True, pages)
+            address = block_address(physical, KV_HEADS, kv_head, begin % EACH * N, P, N, D, BLOCK_D)
+            keys = load_block(k_cache, address, True, D, BLOCK_D, False)
+            values = load_block(v_cache, address, True, D, BLOCK_D, False)
+        for block in tl.range(begin, end, num_stages=STAGES):
+            page = block // EACH
+            if AHEAD:
+                following = tl.minimum(block + 1, end - 1)
+                physical = physical_page(table, following // EACH, True, pages)
+                address = block_address(physical, KV_HEADS, kv_head, following % EACH * N, P, N, D, BLOCK_D)
+                more_keys = load_block(k_cache, address, True, D, BLOCK_D, False)
+                more_values = load_block(v_cache, address, True, D, BLOCK_D, False)
+            else:
+                physical = physical_page(table, page, True, pages)
+                address = block_address(physical, KV_HEADS, kv_head, block % EACH * N, P, N, D, BLOCK_D)
+                keys = load_block(k_cache, address, True, D, BLOCK_D, False)
+                values = load_block(v_cache, address, True, D, BLOCK_D, False)
+            more_peak, more_norm, more_total = block_softmax(
+                operand, keys, values, True, scale * unit, False, False, WIDE
+            )
             mine = real & (page >= part * each) & (page < tl.minimum((part + 1) * each, whole))
             peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
+            if AHEAD:
+                keys, values = more_keys, more_values
         store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
     else:
         store_empty(peaks, place, real)
@@ -116,38 +141,49 @@ def _attend(
     scale,
     Q: tl.constexpr,
     ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     KV_HEADS: tl.constexpr,
     G: tl.constexpr,
     BLOCK_G: tl.constexpr,
     LINES: tl.constexpr,
-    PARTS: tl.constexpr,
+    WHOLE: tl.constexpr,
     LEAST: tl.constexpr,
+    EACH: tl.constexpr,
     P: tl.constexpr,
+    N: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     dependency_wait(PDL)
-    request = tl.program_id(0) // BLOCKS
-    first = (tl.program_id(0) % BLOCKS) * ROWS
+    request = tl.program_id(0) // TILES
+    first = (tl.program_id(0) % TILES) * ROWS
     kv_head = tl.program_id(1)
-    part = tl.program_id(2) - ROWS
-    length = tl.load(kv_lens + request)
+    part = tl.program_id(2) - EACH
     base = request.to(tl.int64) * Q
     table = page_table + request.to(tl.int64) * stride
-    token = first + tl.program_id(2)
+    line = tl.arange(0, LINES)
+    token = first + line // BLOCK_G
+    row, head = base + token, kv_head * G + line % BLOCK_G
+    real = (line < ROWS * BLOCK_G) & (token < Q) & (line % BLOCK_G < G)
+    queries = load_queries(q, row, head, real, KV_HEADS * G, D, BLOCK_D)
+    length = tl.load(kv_lens + request)
+    ends = row_end(None, length, row, token, Q, real)
+    place = (row * (KV_HEADS * G) + head) * (WHOLE + EACH) + tl.where(part >= 0, part, WHOLE + EACH + part)
     if part >= 0:
-        _whole_pages(
-            peaks, norms, totals, q, k_cache, v_cache, table, length, base, first, kv_head, part, width, pages, scale,
-            Q, ROWS, KV_HEADS, G, BLOCK_G, LINES, PARTS, LEAST, P, D, BLOCK_D, STAGES, WIDE,
+        _walk(
+            peaks, norms, totals, queries, k_cache, v_cache, table, length, place, first, ends, real, kv_head, part,
+            width, pages, scale,
+            Q, ROWS, KV_HEADS, LINES, WHOLE, LEAST, EACH, P, N, D, BLOCK_D, STAGES, AHEAD, WIDE,
         )  # fmt: skip
-    elif token < Q:
+    else:
         last_page(
-            peaks, norms, totals, q, k_cache, v_cache, table, base + token, kv_head, length - Q + token + 1, True,
-            width, pages, scale, KV_HEADS, G, LINES, PARTS, P, D, BLOCK_D, WIDE,
+            peaks, norms, totals, queries, k_cache, v_cache, table, None, length, place, base, first, ends, real, real,
+            kv_head, part + EACH, width, pages, scale,
+            Q, ROWS, KV_HEADS, BLOCK_G, LINES, P, N, D, BLOCK_D, WIDE,
         )  # fmt: skip
 
 
@@ -170,12 +206,12 @@ def _dense_attention(
     check_aligned(q=q, k_cache=k_cache, v_cache=v_cache, peaks=peaks, norms=norms, totals=totals)
     batch, width = page_table.shape
     pages, kv_heads, page_size, dim = k_cache.shape
-    group = q.shape[1] // kv_heads
-    check_partials(peaks, norms, totals, (batch * qo_len, kv_heads * group, DENSE_PARTS, dim))
+    group, each, parts = q.shape[1] // kv_heads, blocks_per_page(page_size), dense_parts(page_size)
+    check_partials(peaks, norms, totals, (batch * qo_len, kv_heads * group, parts, dim))
     together = min(power_of_two(qo_len), TILE_LINES // power_of_two(group))
-    blocks = -(-qo_len // together)
-    wide = needs_wide(_attend, k_cache.dtype)
-    _attend[(batch * blocks, kv_heads, together + DENSE_PARTS - 1)](
+    tiles = -(-qo_len // together)
+    wide, fp8 = needs_wide(_attend, k_cache.dtype), k_cache.dtype is FP8
+    _attend[(batch * tiles, kv_heads, parts)](
         peaks,
         norms,
         totals,
@@ -190,23 +226,26 @@ def _dense_attention(
         scale * k_scale * math.log2(math.e),
         Q=qo_len,
         ROWS=together,
-        BLOCKS=blocks,
+        TILES=tiles,
         KV_HEADS=kv_heads,
         G=group,
         BLOCK_G=power_of_two(group),
         LINES=TILE_LINES,
-        PARTS=DENSE_PARTS,
+        WHOLE=WHOLE_PARTS,
         LEAST=LEAST_PAGES,
+        EACH=each,
         P=page_size,
+        N=page_size // each,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
-        # Pages of fp32 fill the shared memory with one.
-        STAGES=1 if wide else STAGES,
+        # Blocks of fp32 fill the shared memory.
+        STAGES=1 if wide or fp8 else STAGES,
+        AHEAD=fp8,
         WIDE=wide,
         PDL=pdl,
         **launch_options(ATTENTION_WARPS, pdl),
     )
-    merge(out, peaks, norms, totals, v_scale, pdl)
+    merge(out, peaks, norms, totals, v_scale, pdl, inner=1, last=each)
 
 
 _operator = opaque(
@@ -235,22 +274,23 @@ def dense_attention(
 ) -> None:
     """``out[r]`` is the attention of row r over every token up to its own; exactly zero if there is none.
 
-    Two launches. The first, grid (B, Hkv, rows + 32), makes partial softmaxes in fp32: the pages that a row sees in full
-    go to 32 parts of equal length, at least four pages each, and the page that it sees in part to one of its own, masked.
+    Two launches. The first, grid (B * tiles of rows, Hkv, parts), makes partial softmaxes in fp32: the pages that a row
+    sees in full go to 32 parts of equal length, at least four pages each, and the page that it sees in part to parts of
+    its own, masked.
     Which pages a part holds follows from the row's own position: rows of a request that end in different pages walk the
     union of theirs, each taking its own in. So a row's bits do not depend on how many query tokens share the step, and no
     loop is bounded by the capacity. The second adds the parts in one fixed tree.
 
     Args:
         out: [B * Q, Hq, D] dtype, device; written in place.
-        q: [B * Q, Hq, D] any float dtype, device; converted to the caches' dtype (bf16 for fp8 caches).
+        q: [B * Q, Hq, D] any float dtype, device; converted to the caches' dtype (fp16 for fp8 caches).
         k_cache, v_cache: [pages, Hkv, P, D] bf16, fp16, fp32 or fp8 e4m3, device.
         page_table: [B, W] int32, device, rows of any stride; unused entries may hold anything.
         kv_lens: [B] int32, device, tokens, the Q new ones included; 0 for padding rows.
         qo_len: Q.
         scale: what logits are multiplied with.
         heads_at_once: of the portable operator; nothing is expanded here.
-        partials: workspace for ``DENSE_PARTS`` parts; its contents need not survive.
+        partials: workspace for `dense_parts` (P) parts; its contents need not survive.
         k_scale, v_scale: what stored keys and values are multiplied with.
         pdl: launch as programmatic dependents of the kernels before.
 
@@ -259,5 +299,5 @@ def dense_attention(
     Raises:
         ShapeMismatch: the workspace is not for these shapes.
     """
-    workspace = partials.cut(q.shape[0], DENSE_PARTS)
+    workspace = partials.cut(q.shape[0], dense_parts(k_cache.shape[2]))
     _operator(out, q, k_cache, v_cache, page_table, kv_lens, qo_len, scale, *workspace, k_scale, v_scale, pdl)

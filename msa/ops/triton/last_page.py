@@ -1,21 +1,29 @@
-"""The last part of a row's attention, sparse or dense: the page that the row sees in part."""
+"""The last parts of a row's attention, sparse or dense: the page that the row sees in part."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from msa.ops.triton.merge import store_empty, store_partial
+from msa.ops.triton.merge import store_partial
 from msa.ops.triton.tile import (
     as_operand,
+    block_address,
+    block_softmax,
     fold,
-    load_page,
-    load_queries,
+    load_block,
     nothing,
-    page_address,
-    page_softmax,
     physical_page,
 )
+
+
+@triton.jit
+def row_end(qo_offsets, length, row, token, Q: tl.constexpr, real):
+    """Tokens that rows see: what their offsets say, or where ``qo_offsets`` is None, what their place in Q says."""
+    if qo_offsets is None:
+        return tl.where(real, length - Q + 1 + token, 0)
+    else:
+        return tl.minimum(tl.load(qo_offsets + row, mask=real, other=-1) + 1, length)
 
 
 @triton.jit
@@ -23,48 +31,84 @@ def last_page(
     peaks,
     norms,
     totals,
-    q,
+    queries,
     k_cache,
     v_cache,
     table,
-    row,
-    kv_head,
-    end,
+    qo_offsets,
+    length,
+    place,
+    base,
+    first,
+    ends,
     wanted,
+    real,
+    kv_head,
+    block,
     width,
     pages,
     scale,
+    Q: tl.constexpr,
+    ROWS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    G: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     LINES: tl.constexpr,
-    PARTS: tl.constexpr,
     P: tl.constexpr,
+    N: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Part PARTS - 1 of ``row`` (int64), which sees ``end`` tokens: those of page ``end // P``, if it is ``wanted``.
+    """Block ``block`` of the page that each row of a tile sees in part, if its lines want it; stored at ``place``.
 
-    What comes behind the row is masked at load: it may be NaN.
+    What comes behind a row may be NaN, and a weight of zero would not keep it away from the rows before it. So rows go
+    together where every value that some of them do not see is finite, and one by one where one is not: the bits are the
+    same.
+
+    Args:
+        queries: [LINES, D], as loaded.
+        ends: [LINES] int32, tokens that the row of each line sees; ascending.
+        wanted, real: [LINES] bool.
     """
-    line = tl.arange(0, LINES)
-    real = line < G
-    head = kv_head * G + line
-    place = (row * (KV_HEADS * G) + head) * PARTS + (PARTS - 1)
-    page = tl.maximum(end, 0) // P
-    wanted = wanted & (page * P < end) & (page < width)
-    physical = physical_page(table, page, page < width, pages)
-    if wanted:
-        queries = load_queries(q, row + tl.zeros([LINES], tl.int64), head, real, KV_HEADS * G, D, BLOCK_D)
-        address = page_address(physical, KV_HEADS, kv_head, P, D, BLOCK_D)
-        seen = page * P + tl.arange(0, P) < end
-        keys = load_page(k_cache, address, seen, D, BLOCK_D, True)
-        values = load_page(v_cache, address, seen, D, BLOCK_D, True)
-        peak, norm, total = nothing(LINES, BLOCK_D)
-        more_peak, more_norm, more_total = page_softmax(
-            as_operand(queries, k_cache), keys, values, seen, scale, True, WIDE
-        )
-        peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, real)
-        store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
-    else:
-        store_empty(peaks, place, real)
+    row = tl.arange(0, LINES) // BLOCK_G
+    last_row = tl.minimum(first + ROWS, Q) - 1
+    least = tl.maximum(row_end(qo_offsets, length, base + first, first, Q, True), 0)
+    most = tl.maximum(row_end(qo_offsets, length, base + last_row, last_row, Q, True), 0)
+    own = tl.maximum(ends, 0) // P
+    wanted = wanted & real & (own * P + block * N < ends) & (own < width)
+    operand, unit = as_operand(queries, k_cache, 1)
+    peak, norm, total = nothing(LINES, BLOCK_D)
+    token = block * N + tl.arange(0, N)
+    for page in tl.range(least // P, tl.minimum(most // P + 1, width), num_stages=1):
+        member = wanted & (own == page)
+        if tl.max(member.to(tl.int32)) > 0:
+            physical = physical_page(table, page, True, pages)
+            address = block_address(physical, KV_HEADS, kv_head, block * N, P, N, D, BLOCK_D)
+            position = page * P + token
+            passes = 1
+            if ROWS > 1:
+                # The tokens that some rows see and others do not, as far as they lie in this block.
+                place_of = least + tl.arange(0, ROWS)
+                split = (place_of < most) & (place_of // P == page) & ((place_of % P) // N == block)
+                start = (physical.to(tl.int64) * KV_HEADS + kv_head) * (P * D)
+                where = start + (place_of % P)[:, None] * D + tl.arange(0, BLOCK_D)[None, :]
+                inside = split[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+                value = tl.load(v_cache + where, mask=inside, other=0.0).to(tl.float32)
+                strange = tl.max(
+                    tl.max(((value != value) | (tl.abs(value) == float("inf"))).to(tl.int32), axis=1), axis=0
+                )
+                passes = tl.where(strange > 0, ROWS, 1)
+            for alone in tl.range(0, passes, num_stages=1):
+                limit = most
+                mine = member
+                if ROWS > 1:
+                    only = tl.minimum(first + alone, last_row)
+                    limit = tl.where(passes > 1, row_end(qo_offsets, length, base + only, only, Q, True), most)
+                    mine = member & ((row == alone) | (passes == 1))
+                keys = load_block(k_cache, address, position < limit, D, BLOCK_D, True)
+                values = load_block(v_cache, address, position < limit, D, BLOCK_D, True)
+                more_peak, more_norm, more_total = block_softmax(
+                    operand, keys, values, position[None, :] < ends[:, None], scale * unit, page == 0, True, WIDE
+                )
+                peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
+    store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)

@@ -56,10 +56,10 @@ def needs_wide(kernel: object, dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or interpreted(kernel)
 
 
-def launch_options(num_warps: int, pdl: bool) -> dict[str, object]:
+def launch_options(num_warps: int, pdl: bool, **more: object) -> dict[str, object]:
     """Options of a launch.
 
     No product and sum become one operation unless a kernel says ``fma``: which ones do would otherwise be the compiler's
     choice, another one for each variant of a kernel, and variants must agree in bits.
     """
-    return {"num_warps": num_warps, "launch_pdl": pdl, "enable_fp_fusion": False}
+    return {"num_warps": num_warps, "launch_pdl": pdl, "enable_fp_fusion": False, **more}

@@ -11,7 +11,7 @@ from msa.cache import PagedCache
 from msa.geometry import Geometry
 from msa.ladder import Ladder
 from msa.ops import triton as kernels
-from msa.ops.triton.dense_attention import DENSE_PARTS
+from msa.ops.triton.dense_attention import dense_parts
 from msa.ops.triton.partials import Partials
 from msa.ops.triton.sparse_gqa import sparse_parts
 from msa.passes import index_keys
@@ -46,7 +46,7 @@ class TritonPasses:
         pdl: bool = False,
     ) -> None:
         refuse_while_capturing("Triton passes")
-        parts = max(DENSE_PARTS, sparse_parts(geometry.top_k))
+        parts = max(dense_parts(geometry.page_size), sparse_parts(geometry.top_k, geometry.page_size))
         if partials is None:
             partials = Partials(rows, geometry.q_heads, parts, geometry.head_dim, device)
         partials.cut(rows, parts)

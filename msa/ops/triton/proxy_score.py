@@ -6,38 +6,25 @@ import torch
 import triton
 import triton.language as tl
 
+from msa.geometry import FP8
 from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
-from msa.ops.triton.tile import as_operand, dependency_wait, load_page, page_address, physical_page, product
+from msa.ops.triton.tile import as_operand, block_address, dependency_wait, load_block, physical_page, product
 
-# Programs in flight: a page is a program's smallest unit and pages share nothing, so neither number changes a bit.
+# Programs of a launch: a page is a program's smallest unit and pages share nothing, so none of these changes a bit. Up to
+# SINGLE_PROGRAMS there is one for each page, which starts sooner; beyond that each strides over pages, which streams.
+SINGLE_PROGRAMS = 1024
 PROGRAMS = 4096
-MOST_PER_REQUEST = 1024
 STAGES = 3
 
 
 @triton.jit
-def _score_page(
-    scores,
-    queries,
-    index_k,
-    physical,
-    page,
-    last,
-    target,
-    real,
-    P: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """The maxima of queries [BLOCK_D, N] over one page, stored for the columns that see it."""
-    inside = tl.arange(0, BLOCK_D) < D
-    keys = load_page(index_k, page_address(physical, 1, 0, P, D, BLOCK_D), inside, D, BLOCK_D, False)
+def _score_page(scores, queries, unit, keys, page, last, target, real, P: tl.constexpr, WIDE: tl.constexpr):
+    """The maxima of queries [BLOCK_D, N] over a page's keys [P, BLOCK_D], stored for the columns that see the page."""
     products = product(keys.to(queries.dtype), queries, WIDE)
     seen = page * P + tl.arange(0, P)[:, None] <= last[None, :]
     # The hardware's maximum drops NaN; a live NaN must show, and selection ranks it last.
     broken = tl.max((seen & (products != products)).to(tl.int32), axis=0)
-    best = tl.max(tl.where(seen & (products == products), products, float("-inf")), axis=0)
+    best = tl.max(tl.where(seen & (products == products), products, float("-inf")), axis=0) * unit
     best = tl.where(broken > 0, float("nan"), best)
     tl.store(scores + target + page, best, mask=real & (page * P <= last))
 
@@ -60,6 +47,7 @@ def _score_pages(
     BLOCK_D: tl.constexpr,
     SINGLE: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -67,9 +55,9 @@ def _score_pages(
     request = tl.program_id(0)
     own = tl.program_id(1)
     table = page_table + request.to(tl.int64) * width
-    if SINGLE:
+    if SINGLE or AHEAD:
         # Before the length is known: what the table holds there may be anything, and is brought into the cache.
-        physical = physical_page(table, own, True, pages)
+        physical = physical_page(table, own, own < width, pages)
     length = tl.load(kv_lens + request)
     count = tl.minimum((length + P - 1) // P, width)
     column = tl.arange(0, N)
@@ -79,16 +67,31 @@ def _score_pages(
     last = length - Q + column // HEADS
     address = request.to(tl.int64) * Q * HEADS * D + column[None, :] * D + dim[:, None]
     queries = tl.load(index_q + address, mask=real[None, :] & (dim < D)[:, None], other=0.0)
-    queries = as_operand(queries, index_k)
     row = request.to(tl.int64) * Q + column // HEADS
     target = ((column % HEADS) * score_rows.to(tl.int64) + row) * width
-    if SINGLE:
-        if own < count:
-            _score_page(scores, queries, index_k, physical, own, last, target, real, P, D, BLOCK_D, WIDE)
-    else:
-        for page in tl.range(own, count, tl.num_programs(1), num_stages=STAGES):
-            physical = physical_page(table, page, True, pages)
-            _score_page(scores, queries, index_k, physical, page, last, target, real, P, D, BLOCK_D, WIDE)
+    if own < count:
+        operand, unit = as_operand(queries, index_k, 0)
+        if SINGLE or AHEAD:
+            keys = load_block(index_k, block_address(physical, 1, 0, 0, P, P, D, BLOCK_D), True, D, BLOCK_D, False)
+        if SINGLE:
+            _score_page(scores, operand, unit, keys, own, last, target, real, P, WIDE)
+        else:
+            step = tl.num_programs(1)
+            if AHEAD:
+                physical = physical_page(table, own + step, own + step < count, pages)
+            for page in tl.range(own, count, step, num_stages=STAGES):
+                if AHEAD:
+                    # The next page's keys are on their way in registers, the place of the one behind it as well.
+                    place = block_address(physical, 1, 0, 0, P, P, D, BLOCK_D)
+                    more = load_block(index_k, place, page + step < count, D, BLOCK_D, True)
+                    physical = physical_page(table, page + 2 * step, page + 2 * step < count, pages)
+                else:
+                    physical = physical_page(table, page, True, pages)
+                    place = block_address(physical, 1, 0, 0, P, P, D, BLOCK_D)
+                    keys = load_block(index_k, place, True, D, BLOCK_D, False)
+                _score_page(scores, operand, unit, keys, page, last, target, real, P, WIDE)
+                if AHEAD:
+                    keys = more
 
 
 def _proxy_score(
@@ -104,7 +107,9 @@ def _proxy_score(
     heads, score_rows, width = scores.shape
     batch = page_table.shape[0]
     pages, _, page_size, dim = index_k.shape
-    per_request = max(1, min(width, MOST_PER_REQUEST, PROGRAMS // batch))
+    single = batch * width <= SINGLE_PROGRAMS
+    per_request = width if single else max(1, min(width, PROGRAMS // batch))
+    fp8 = index_k.dtype is FP8
     _score_pages[(batch, per_request)](
         scores,
         index_q,
@@ -120,8 +125,9 @@ def _proxy_score(
         P=page_size,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
-        SINGLE=per_request == width,
-        STAGES=STAGES,
+        SINGLE=single,
+        STAGES=1 if fp8 else STAGES,
+        AHEAD=fp8,
         WIDE=needs_wide(_score_pages, index_k.dtype),
         PDL=pdl,
         **launch_options(4, pdl),
@@ -156,7 +162,7 @@ def proxy_score(
 
     Args:
         scores: [Hidx, rows >= B * Q, W] fp32, device; written in place.
-        index_q: [B * Q, Hidx, D] any float dtype, device; converted to the keys' dtype (bf16 for fp8 keys).
+        index_q: [B * Q, Hidx, D] any float dtype, device; converted to the keys' dtype (fp16 for fp8 keys).
         index_k: [pages, 1, P, D] bf16, fp16, fp32 or fp8 e4m3, device.
         page_table: [B, W] int32, device, contiguous; entries that no row sees may hold anything.
         kv_lens: [B] int32, device, tokens, the Q new ones included; 0 for padding rows.

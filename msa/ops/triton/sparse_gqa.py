@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from msa.ops.triton.last_page import last_page
+from msa.geometry import FP8
+from msa.ops.triton.last_page import last_page, row_end
 from msa.ops.triton.launch import check_aligned, interpreted, launch_options, needs_wide, opaque, power_of_two
 from msa.ops.triton.merge import merge, store_empty, store_partial
 from msa.ops.triton.partials import Partials, check_partials
@@ -17,18 +18,23 @@ from msa.ops.triton.tile import (
     ATTENTION_WARPS,
     TILE_LINES,
     as_operand,
+    block_address,
+    block_softmax,
+    blocks_per_page,
     dependency_wait,
     fold,
-    load_page,
+    load_block,
     load_queries,
     nothing,
-    page_address,
-    page_softmax,
     physical_page,
 )
 
-# Entries of a page list whose softmaxes are folded one by one before the merge: what makes a row's bits.
+# Entries of a page list whose blocks are folded one by one before the merge: what makes a row's bits.
 NODE = 4
+# Tiles up to which each row walks alone, and from which programs walk `NODE` entries.
+FEW_TILES = 4
+MANY_TILES = 32
+STAGES = 3
 _NO_PAGE = tl.constexpr(2**63 - 1)
 _PAGE = tl.constexpr(2**32)
 
@@ -38,36 +44,32 @@ class Split(NamedTuple):
 
     Attributes:
         rows: query rows of a request that walk their pages together.
-        entries: entries of each of their lists that a program walks: 1 or `NODE`.
+        blocks: blocks of each of their lists that a program walks: 1, or those of `NODE` entries.
     """
 
     rows: int
-    entries: int
+    blocks: int
 
 
-# Tiles up to which each row walks alone, and from which programs walk `NODE` entries.
-FEW_TILES = 4
-MANY_TILES = 64
-STAGES = 2
-
-
-def split_of(batch: int, qo_len: int, kv_heads: int, group: int) -> Split:
+def split_of(batch: int, qo_len: int, kv_heads: int, group: int, page_size: int) -> Split:
     """The split for B requests of Q rows and Hkv heads of G queries each.
 
-    Few requests: a program per page, so that none waits for a second one. Many: programs that walk, which store fewer
+    Few requests: a program per block, so that none waits for a second one. Many: programs that walk, which store fewer
     partial softmaxes and read a page once for all rows that selected it. In Triton's interpreter there is one split: a
     product of numpy has other bits at another place of the tile.
     """
     together = min(power_of_two(qo_len), TILE_LINES // power_of_two(group))
+    node = NODE * blocks_per_page(page_size)
     if interpreted(_attend):
-        return Split(together, NODE)
+        return Split(together, node)
     tiles = batch * -(-qo_len // together) * kv_heads
-    return Split(together if tiles > FEW_TILES else 1, NODE if tiles >= MANY_TILES else 1)
+    return Split(together if tiles > FEW_TILES else 1, node if tiles >= MANY_TILES else 1)
 
 
-def sparse_parts(top_k: int, entries: int = 1) -> int:
-    """Parts S that a row's attention is split into: one per ``entries`` of its list, and one for its partial page."""
-    return -(-top_k // entries) + 1
+def sparse_parts(top_k: int, page_size: int, blocks: int = 1) -> int:
+    """Parts S that a row's attention is split into: one per ``blocks`` of its list, and those of its partial page."""
+    each = blocks_per_page(page_size)
+    return -(-top_k * each // blocks) + each
 
 
 @triton.jit
@@ -80,26 +82,37 @@ def _distinct(keys, N: tl.constexpr):
 
 
 @triton.jit
-def _own_page(page_ids, row, kv_head, slot, end, real, width, KV_HEADS: tl.constexpr, K: tl.constexpr, P: tl.constexpr):
-    """Entry ``slot`` of each line's list [M] int32, -1 where its row does not see that page in full."""
-    ids = tl.load(page_ids + (row * KV_HEADS + kv_head) * K + slot, mask=tl.where(slot < K, real, False), other=-1)
-    return tl.where((ids >= 0) & (ids < width) & ((ids + 1) * P <= end), ids, -1)
+def _whole(ids, width, end, P: tl.constexpr):
+    """Which pages are there and seen in full by a row that sees ``end`` tokens."""
+    return (ids >= 0) & (ids < width) & ((ids + 1) * P <= end)
 
 
 @triton.jit
-def _whole_pages(
+def _own_page(page_ids, row, kv_head, slot, end, real, width, KV_HEADS: tl.constexpr, K: tl.constexpr, P: tl.constexpr):
+    """Entry ``slot`` of each line's list [M] int32, -1 where its row does not see that page in full."""
+    there = tl.where(slot < K, real, False)
+    ids = tl.load(page_ids + (row * KV_HEADS + kv_head) * K + slot, mask=there, other=-1)
+    return tl.where(_whole(ids, width, end, P), ids, -1)
+
+
+@triton.jit
+def _walk(
     peaks,
     norms,
     totals,
-    q,
+    queries,
     k_cache,
     v_cache,
     page_ids,
     table,
-    length,
     qo_offsets,
+    length,
+    place,
     base,
     first,
+    row,
+    ends,
+    real,
     kv_head,
     part,
     width,
@@ -108,56 +121,86 @@ def _whole_pages(
     Q: tl.constexpr,
     ROWS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    G: tl.constexpr,
-    BLOCK_G: tl.constexpr,
     LINES: tl.constexpr,
     K: tl.constexpr,
     STEP: tl.constexpr,
-    PARTS: tl.constexpr,
+    EACH: tl.constexpr,
     P: tl.constexpr,
+    N: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """One part of ROWS rows: the pages that a row sees in full among its entries ``part * STEP`` and on."""
-    token = first + tl.arange(0, ROWS)
-    slot = part * STEP + tl.arange(0, STEP)
-    end = tl.minimum(tl.load(qo_offsets + base + token, mask=token < Q, other=-1) + 1, length)
-    entry = ((base + token)[:, None] * KV_HEADS + kv_head) * K + slot[None, :]
-    ids = tl.load(page_ids + entry, mask=(token < Q)[:, None] & (slot < K)[None, :], other=-1)
-    whole = (ids >= 0) & (ids < width) & ((ids + 1) * P <= end[:, None])
-    keys_of = tl.where(whole, ids.to(tl.int64) * _PAGE + physical_page(table, ids, whole, pages), _NO_PAGE)
-    walk = tl.reshape(keys_of, [ROWS * STEP])
-    count = _distinct(walk, ROWS * STEP)
+    """The blocks ``part * STEP`` and on of the lists of ROWS rows, as far as a row sees their pages in full.
 
-    line = tl.arange(0, LINES)
-    row, head = base + first + line // BLOCK_G, kv_head * G + line % BLOCK_G
-    real = (line < ROWS * BLOCK_G) & (first + line // BLOCK_G < Q) & (line % BLOCK_G < G)
-    place = (row * (KV_HEADS * G) + head) * PARTS + part
-    if count > 0:
-        queries = as_operand(load_queries(q, row, head, real, KV_HEADS * G, D, BLOCK_D), k_cache)
-        end_of = tl.minimum(tl.load(qo_offsets + row, mask=real, other=-1) + 1, length)
-        first_slot = part * STEP
-        own_a = _own_page(page_ids, row, kv_head, first_slot, end_of, real, width, KV_HEADS, K, P)
-        if STEP > 1:
-            own_b = _own_page(page_ids, row, kv_head, first_slot + 1, end_of, real, width, KV_HEADS, K, P)
-            own_c = _own_page(page_ids, row, kv_head, first_slot + 2, end_of, real, width, KV_HEADS, K, P)
-            own_d = _own_page(page_ids, row, kv_head, first_slot + 3, end_of, real, width, KV_HEADS, K, P)
-        peak, norm, total = nothing(LINES, BLOCK_D)
-        everything = tl.full([P], True, tl.int1)
+    EACH blocks are a page. The next block's loads are on their way while one is computed: those of ``AHEAD`` in
+    registers, others in shared memory.
+    """
+    entries: tl.constexpr = STEP // EACH if STEP > EACH else 1
+    halves: tl.constexpr = STEP // entries
+    slot = part * STEP // EACH
+    half = part * STEP % EACH
+    if ROWS * entries == 1:
+        ids = tl.load(page_ids + ((base + first) * KV_HEADS + kv_head) * K + slot)
+        # Its place is read before it is known whether the row sees it: what is outside the table is not.
+        physical = physical_page(table, ids, (ids >= 0) & (ids < width), pages)
+        end = row_end(qo_offsets, length, base + first, first, Q, True)
+        count = tl.where(_whole(ids, width, end, P), 1, 0)
+        key = ids.to(tl.int64) * _PAGE + physical
+        walk = key
+        own_a = ids
+    else:
+        token = first + tl.arange(0, ROWS)
+        entry = slot + tl.arange(0, entries)
+        list_ends = row_end(qo_offsets, length, base + token, token, Q, token < Q)
+        listed = ((base + token)[:, None] * KV_HEADS + kv_head) * K + entry[None, :]
+        ids = tl.load(page_ids + listed, mask=(token < Q)[:, None] & (entry < K)[None, :], other=-1)
+        physical = physical_page(table, ids, (ids >= 0) & (ids < width), pages)
+        whole = _whole(ids, width, list_ends[:, None], P)
+        walk = tl.reshape(tl.where(whole, ids.to(tl.int64) * _PAGE + physical, _NO_PAGE), [ROWS * entries])
+        own_a = _own_page(page_ids, row, kv_head, slot, ends, real, width, KV_HEADS, K, P)
+        if entries > 1:
+            own_b = _own_page(page_ids, row, kv_head, slot + 1, ends, real, width, KV_HEADS, K, P)
+            own_c = _own_page(page_ids, row, kv_head, slot + 2, ends, real, width, KV_HEADS, K, P)
+            own_d = _own_page(page_ids, row, kv_head, slot + 3, ends, real, width, KV_HEADS, K, P)
+        count = _distinct(walk, ROWS * entries)
         key = tl.min(walk)
-        for _ in tl.range(0, count, num_stages=STAGES):
-            address = page_address(key % _PAGE, KV_HEADS, kv_head, P, D, BLOCK_D)
-            keys = load_page(k_cache, address, everything, D, BLOCK_D, False)
-            values = load_page(v_cache, address, everything, D, BLOCK_D, False)
-            more_peak, more_norm, more_total = page_softmax(queries, keys, values, everything, scale, False, WIDE)
-            page = (key // _PAGE).to(tl.int32)
-            mine = own_a == page
-            if STEP > 1:
-                mine = mine | (own_b == page) | (own_c == page) | (own_d == page)
+    if count > 0:
+        operand, unit = as_operand(queries, k_cache, 1)
+        peak, norm, total = nothing(LINES, BLOCK_D)
+        here = half
+        if AHEAD:
+            address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
+            keys = load_block(k_cache, address, True, D, BLOCK_D, False)
+            values = load_block(v_cache, address, True, D, BLOCK_D, False)
+        for step in tl.range(0, count * halves, num_stages=STAGES):
+            if not AHEAD:
+                address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
+                keys = load_block(k_cache, address, True, D, BLOCK_D, False)
+                values = load_block(v_cache, address, True, D, BLOCK_D, False)
+            if ROWS * entries == 1:
+                mine = real
+            else:
+                page = (key // _PAGE).to(tl.int32)
+                mine = own_a == page
+                if entries > 1:
+                    mine = mine | (own_b == page) | (own_c == page) | (own_d == page)
+                if step % halves == halves - 1:
+                    key = tl.min(tl.where(walk > key, walk, _NO_PAGE))
+            here = half + (step + 1) % halves
+            if AHEAD:
+                address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
+                there = step + 1 < count * halves
+                more_keys = load_block(k_cache, address, there, D, BLOCK_D, True)
+                more_values = load_block(v_cache, address, there, D, BLOCK_D, True)
+            more_peak, more_norm, more_total = block_softmax(
+                operand, keys, values, True, scale * unit, False, False, WIDE
+            )
             peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
-            key = tl.min(tl.where(walk > key, walk, _NO_PAGE))
+            if AHEAD:
+                keys, values = more_keys, more_values
         store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
     else:
         store_empty(peaks, place, real)
@@ -180,7 +223,7 @@ def _attend(
     scale,
     Q: tl.constexpr,
     ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
     KV_HEADS: tl.constexpr,
     G: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -188,36 +231,48 @@ def _attend(
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STEP: tl.constexpr,
+    EACH: tl.constexpr,
     PARTS: tl.constexpr,
     P: tl.constexpr,
+    N: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     dependency_wait(PDL)
-    request = tl.program_id(0) // BLOCKS
-    first = (tl.program_id(0) % BLOCKS) * ROWS
+    request = tl.program_id(0) // TILES
+    first = (tl.program_id(0) % TILES) * ROWS
     kv_head = tl.program_id(1)
-    part = tl.program_id(2) - ROWS
-    length = tl.load(kv_lens + request)
+    # The last parts come first: they take longest.
+    part = tl.program_id(2) - EACH
     base = request.to(tl.int64) * Q
     table = page_table + request.to(tl.int64) * width
-    token = first + tl.program_id(2)
+    line = tl.arange(0, LINES)
+    token = first + line // BLOCK_G
+    row, head = base + token, kv_head * G + line % BLOCK_G
+    real = (line < ROWS * BLOCK_G) & (token < Q) & (line % BLOCK_G < G)
+    queries = load_queries(q, row, head, real, KV_HEADS * G, D, BLOCK_D)
+    length = tl.load(kv_lens + request)
+    ends = row_end(qo_offsets, length, row, token, Q, real)
+    place = (row * (KV_HEADS * G) + head) * PARTS + tl.where(part >= 0, part, PARTS + part)
     if part >= 0:
-        _whole_pages(
-            peaks, norms, totals, q, k_cache, v_cache, page_ids, table, length, qo_offsets, base, first, kv_head, part,
-            width, pages, scale, Q, ROWS, KV_HEADS, G, BLOCK_G, LINES, K, STEP, PARTS, P, D, BLOCK_D, STAGES, WIDE,
+        _walk(
+            peaks, norms, totals, queries, k_cache, v_cache, page_ids, table, qo_offsets, length, place, base, first,
+            row, ends, real, kv_head, part, width, pages, scale,
+            Q, ROWS, KV_HEADS, LINES, K, STEP, EACH, P, N, D, BLOCK_D, STAGES, AHEAD, WIDE,
         )  # fmt: skip
-    elif token < Q:
-        end = tl.minimum(tl.load(qo_offsets + base + token) + 1, length)
+    else:
         slot = tl.arange(0, BLOCK_K)
-        ids = tl.load(page_ids + ((base + token) * KV_HEADS + kv_head) * K + slot, mask=slot < K, other=-1)
-        listed = tl.max((ids == tl.maximum(end, 0) // P).to(tl.int32)) > 0
+        listed = ((row * KV_HEADS + kv_head) * K)[:, None] + slot[None, :]
+        ids = tl.load(page_ids + listed, mask=real[:, None] & (slot < K)[None, :], other=-1)
+        wanted = tl.max((ids == (tl.maximum(ends, 0) // P)[:, None]).to(tl.int32), axis=1) > 0
         last_page(
-            peaks, norms, totals, q, k_cache, v_cache, table, base + token, kv_head, end, listed, width, pages, scale,
-            KV_HEADS, G, LINES, PARTS, P, D, BLOCK_D, WIDE,
+            peaks, norms, totals, queries, k_cache, v_cache, table, qo_offsets, length, place, base, first, ends,
+            wanted, real, kv_head, part + EACH, width, pages, scale,
+            Q, ROWS, KV_HEADS, BLOCK_G, LINES, P, N, D, BLOCK_D, WIDE,
         )  # fmt: skip
 
 
@@ -244,12 +299,12 @@ def _sparse_gqa(
     batch, width = page_table.shape
     pages, _, page_size, dim = k_cache.shape
     qo_len, group = rows // batch, q.shape[1] // kv_heads
-    split = split_of(batch, qo_len, kv_heads, group)
-    parts = sparse_parts(top_k, split.entries)
+    split, each = split_of(batch, qo_len, kv_heads, group, page_size), blocks_per_page(page_size)
+    parts = sparse_parts(top_k, page_size, split.blocks)
     check_partials(peaks, norms, totals, (rows, kv_heads * group, parts, dim))
-    blocks = -(-qo_len // split.rows)
-    wide = needs_wide(_attend, k_cache.dtype)
-    _attend[(batch * blocks, kv_heads, split.rows + parts - 1)](
+    tiles = -(-qo_len // split.rows)
+    wide, fp8 = needs_wide(_attend, k_cache.dtype), k_cache.dtype is FP8
+    _attend[(batch * tiles, kv_heads, parts)](
         peaks,
         norms,
         totals,
@@ -265,25 +320,28 @@ def _sparse_gqa(
         scale * k_scale * math.log2(math.e),
         Q=qo_len,
         ROWS=split.rows,
-        BLOCKS=blocks,
+        TILES=tiles,
         KV_HEADS=kv_heads,
         G=group,
         BLOCK_G=power_of_two(group),
         LINES=TILE_LINES,
         K=top_k,
         BLOCK_K=power_of_two(top_k),
-        STEP=split.entries,
+        STEP=split.blocks,
+        EACH=each,
         PARTS=parts,
         P=page_size,
+        N=page_size // each,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
-        # Pages of fp32 fill the shared memory with one.
-        STAGES=1 if wide else STAGES,
+        # One block has none to wait beside it, and blocks of fp32 fill the shared memory.
+        STAGES=1 if wide or fp8 or split == (1, 1) else STAGES,
+        AHEAD=fp8,
         WIDE=wide,
         PDL=pdl,
         **launch_options(ATTENTION_WARPS, pdl),
     )
-    merge(out, peaks, norms, totals, v_scale, pdl, NODE // split.entries)
+    merge(out, peaks, norms, totals, v_scale, pdl, inner=NODE * each // split.blocks, last=each)
 
 
 _operator = opaque(
@@ -313,17 +371,18 @@ def sparse_gqa(
 ) -> None:
     """``out[r]`` is the attention of row r over its selected pages; exactly zero if it sees no token.
 
-    Two launches. The first, grid (B, Hkv, rows + parts), makes partial softmaxes in fp32: those of the pages that a row
-    sees in full, each page by itself or folded over four entries of its list, and in the last part the page that it sees
-    in part. A program walks the union of its rows' pages in ascending order and reads each page once; a row takes a page
-    in only if its own list has it. The second folds what is left, four entries a node, and adds the nodes in one fixed
-    tree. A row's bits follow from its own list: neither `split_of` nor the rows beside it change one.
+    Two launches. The first, grid (B * tiles of rows, Hkv, parts), makes partial softmaxes in fp32 of blocks of 64 tokens:
+    those of the pages that a row sees in full, each by itself or folded over four entries of its list, and in the last
+    parts those of the page that it sees in part. A program walks the union of its rows' pages in ascending order and reads
+    each page once; a row takes a page in only if its own list has it. The second folds what is left, four entries a node,
+    and adds the nodes in one fixed tree. A row's bits follow from its own list: neither `split_of` nor the rows beside it
+    change one.
 
     Tokens that a row does not see and pages that it did not select cannot reach it, NaN or not.
 
     Args:
         out: [T, Hq, D] dtype, device; written in place.
-        q: [T, Hq, D] any float dtype, device; converted to the caches' dtype (bf16 for fp8 caches).
+        q: [T, Hq, D] any float dtype, device; converted to the caches' dtype (fp16 for fp8 caches).
         k_cache, v_cache: [pages, Hkv, P, D] bf16, fp16, fp32 or fp8 e4m3, device.
         page_ids: [T, Hkv, K] int32, device: ascending logical pages, then -1.
         page_table: [B, W] int32, device, contiguous; entries that no id names may hold anything.
@@ -342,8 +401,9 @@ def sparse_gqa(
     """
     rows, kv_heads, top_k = page_ids.shape
     batch = page_table.shape[0]
-    split = split_of(batch, rows // batch, kv_heads, q.shape[1] // kv_heads)
-    workspace = partials.cut(rows, sparse_parts(top_k, split.entries))
+    page_size = k_cache.shape[2]
+    split = split_of(batch, rows // batch, kv_heads, q.shape[1] // kv_heads, page_size)
+    workspace = partials.cut(rows, sparse_parts(top_k, page_size, split.blocks))
     _operator(
         out,
         q,

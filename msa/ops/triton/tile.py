@@ -1,4 +1,4 @@
-"""Device functions that the kernels share: the wait for earlier kernels, products, a page's softmax and sums of them."""
+"""Device functions that the kernels share: the wait for earlier kernels, products, a block's softmax and sums of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import triton.language as tl
 # order in which a line's sums are made, must not follow from how many rows share a step.
 TILE_LINES = 64
 ATTENTION_WARPS = 4
+# Tokens of a block, the unit that attention walks: half of a page of 128, so that the next ones fit beside it.
+BLOCK_TOKENS = 64
+
+
+def blocks_per_page(page_size: int) -> int:
+    """Blocks that a page is walked in."""
+    return max(page_size // BLOCK_TOKENS, 1)
 
 
 @triton.jit
@@ -21,11 +28,11 @@ def dependency_wait(PDL: tl.constexpr):
 
 
 @triton.jit
-def product(left, right, WIDE: tl.constexpr):
+def product(left, right, WIDE: tl.constexpr, sum_so_far=None):
     """Matrix product of two tiles of one dtype, accumulated in fp32; ``WIDE`` where the operands must be fp32."""
     if WIDE:
-        return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
-    return tl.dot(left, right, input_precision="ieee")
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), sum_so_far, input_precision="ieee")
+    return tl.dot(left, right, sum_so_far, input_precision="ieee")
 
 
 @triton.jit
@@ -35,46 +42,46 @@ def physical_page(table, page, wanted, pages):
 
 
 @triton.jit
-def page_address(page, heads, head, P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Offsets int64 [P, BLOCK_D] of one head's tokens in a cache [pages, heads, P, D]."""
-    start = (page.to(tl.int64) * heads + head) * (P * D)
-    return start + tl.arange(0, P)[:, None] * D + tl.arange(0, BLOCK_D)[None, :]
+def block_address(page, heads, head, first, P: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Offsets int64 [N, BLOCK_D] of one head's tokens ``first`` and on in a page of a cache [pages, heads, P, D]."""
+    start = (page.to(tl.int64) * heads + head) * (P * D) + first * D
+    return start + tl.arange(0, N)[:, None] * D + tl.arange(0, BLOCK_D)[None, :]
 
 
 @triton.jit
-def load_page(cache, address, seen, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """Tokens [P, BLOCK_D] of a page; what is not ``seen`` [P] is zero where ``MASKED``."""
+def load_block(cache, address, seen, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """Tokens [N, BLOCK_D]; what is not ``seen``, [N] or a scalar, is zero where ``MASKED``."""
     if MASKED:
-        inside = (tl.arange(0, BLOCK_D) < D)[None, :] & seen[:, None]
-        return tl.load(cache + address, mask=inside, other=0.0)
+        inside = tl.where(seen, 1, 0) + tl.zeros([address.shape[0]], tl.int32) > 0
+        return tl.load(cache + address, mask=(tl.arange(0, BLOCK_D) < D)[None, :] & inside[:, None], other=0.0)
     if BLOCK_D == D:
         return tl.load(cache + address)
     return tl.load(cache + address, mask=(tl.arange(0, BLOCK_D) < D)[None, :], other=0.0)
 
 
 @triton.jit
-def page_softmax(queries, keys, values, seen, scale, MASKED: tl.constexpr, WIDE: tl.constexpr):
-    """The softmax of lines [M, BLOCK_D] over one page: peak, norm [M] and total [M, BLOCK_D], fp32.
+def block_softmax(queries, keys, values, seen, scale, few, MASKED: tl.constexpr, WIDE: tl.constexpr):
+    """The softmax of lines [M, BLOCK_D] over a block of tokens: peak, norm [M] and total [M, BLOCK_D], fp32.
 
-    Peaks are in units of log2, -inf where nothing has weight. ``seen`` [P] bool: tokens that count, where ``MASKED``;
-    values that do not count must be zero already. Products and sums are written as ``fma`` where they may be one, so that
-    no compiler decides about a bit.
+    Peaks are in units of log2, -inf where nothing has weight. ``scale`` [M] is what a line's products are multiplied
+    with. Where ``MASKED``, ``seen`` [M, N] says which tokens count, and ``few`` that lines see so few tokens that the
+    rounding of their weights would not average out. Products and sums are written as ``fma`` where they may be one, so
+    that no compiler decides about a bit.
     """
     raw = product(queries, tl.trans(keys.to(queries.dtype)), WIDE)
     if MASKED:
-        raw = tl.where(seen[None, :], raw, float("-inf"))
+        raw = tl.where(seen, raw, float("-inf"))
     peak = tl.max(raw, axis=1) * scale
     # Nothing but -inf or NaN: subtracting it from itself would give NaN, or hide one.
     peak = tl.where(peak > float("-inf"), peak, 0.0)
-    weights = tl.exp2(tl.fma(raw, scale, -peak[:, None]))
+    weights = tl.exp2(tl.fma(raw, tl.broadcast_to(scale[:, None], raw.shape), -peak[:, None]))
     norm = tl.sum(weights, axis=1)
     operand = weights.to(queries.dtype)
     total = product(operand, values.to(queries.dtype), WIDE)
-    if MASKED and queries.dtype != tl.float32:
-        # What rounding took from the weights. It shows in rows of few tokens, where it does not average out, and those
-        # have a masked page only.
-        rest = (weights - operand.to(tl.float32)).to(queries.dtype)
-        total += product(rest, values.to(queries.dtype), WIDE)
+    if MASKED and queries.dtype != tl.float32:  # noqa: SIM102 - decided when it is compiled
+        if few:
+            rest = (weights - operand.to(tl.float32)).to(queries.dtype)
+            total = product(rest, values.to(queries.dtype), WIDE, total)
     return tl.where(norm == 0.0, float("-inf"), peak), norm, total
 
 
@@ -82,7 +89,7 @@ def page_softmax(queries, keys, values, seen, scale, MASKED: tl.constexpr, WIDE:
 def fold(peak, norm, total, more_peak, more_norm, more_total, mine):
     """Two partial softmaxes as one: peak and norm [M], total [M, D], fp32; the first alone where not ``mine`` [M].
 
-    Choosing, not weighing with zero: a NaN of a page that a line does not attend to must not reach it.
+    Choosing, not weighing with zero: a NaN of a block that a line does not attend to must not reach it.
     """
     take = mine & (more_peak != float("-inf"))
     grown = tl.maximum(peak, more_peak)
@@ -101,12 +108,23 @@ def nothing(M: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def as_operand(tile, cache):
-    """The tile in the dtype that products with this cache are made in: the cache's own, or bf16 where that is fp8."""
+def as_operand(tile, cache, AXIS: tl.constexpr):
+    """The tile in the dtype that products with this cache are made in, and what they are multiplied with afterwards.
+
+    The dtype is the cache's own, or fp16 where that is fp8: it holds every e4m3 number, and one instruction makes two of
+    them. A power of two for each vector along ``AXIS`` brings the tile into fp16's range; the second result takes it out
+    again.
+    """
     if cache.dtype.element_ty == tl.float8e4nv:
-        return tile.to(tl.bfloat16)
+        wide = tile.to(tl.float32)
+        exponent = (tl.max(tl.abs(wide), axis=AXIS).to(tl.uint32, bitcast=True) >> 23).to(tl.int32)
+        # The largest number of a vector comes to lie between 2^10 and 2^11.
+        up = tl.minimum(tl.maximum(264 - exponent, 2), 252)
+        factor = (up << 23).to(tl.float32, bitcast=True)
+        return (wide * tl.expand_dims(factor, AXIS)).to(tl.float16), ((254 - up) << 23).to(tl.float32, bitcast=True)
     else:
-        return tile.to(cache.dtype.element_ty)
+        ones = tl.full([tile.shape[1 - AXIS]], 1.0, tl.float32)
+        return tile.to(cache.dtype.element_ty), ones
 
 
 @triton.jit
