@@ -185,6 +185,9 @@ class Loop(Drafting):
             for size in range(1, BUCKET + 1)
         }
         buffers = self.named_caches() | self.inputs(device)
+        for (name, size), loop in self.exact.items():
+            rows = size * (1 + self.DRAFT_LENS[name])
+            loop.prepare(buffers[f"tokens_{name}"][:size], buffers[f"captured_{name}"][:rows])
         for name, loop in self.loops.items():
             loop.prepare(buffers[f"tokens_{name}"], buffers[f"captured_{name}"])
             held = {**loop.tensors(), **loop.lengths.tensors()}

@@ -41,7 +41,7 @@ class Step(Speculation):
             for name, draft_len in self.DRAFT_LENS.items()
             for size in range(1, BUCKET + 1)
         }
-        for step in self.steps.values():
+        for step in (*self.exact.values(), *self.steps.values()):
             step.prepare()
         self.active = next(iter(self.steps))
         caches = self.named_caches()

@@ -94,7 +94,7 @@ def test_no_split_of_the_work_changes_a_bit(subject: Subject, monkeypatch: pytes
     everyone, heads = list(range(len(LENGTHS))), subject.geometry.q_heads // subject.geometry.kv_heads
     plain = subject.answers(everyone, slice(0, QO_LEN))
     for rows in (1, min(QO_LEN, 64 // heads)):
-        for entries in (1, sparse_gqa.NODE):
-            split = sparse_gqa.Split(rows, entries)
+        for blocks in (1, 2 * sparse_gqa.NODE):
+            split = sparse_gqa.Split(rows, blocks)
             monkeypatch.setattr(sparse_gqa, "split_of", lambda *_, split=split: split)
             assert differing(subject.answers(everyone, slice(0, QO_LEN)), plain) == [], split
