@@ -31,7 +31,10 @@ from msa.ops.triton.tile import (
 # Parts of a row's whole pages and the fewest pages of one: together with the row's own end they say which it has.
 WHOLE_PARTS = 32
 LEAST_PAGES = 4
-STAGES = 3
+# Parts of a node of the merge.
+NODE = 8
+# The place of a page is loaded two blocks ahead of its tokens, those as far ahead of their use.
+STAGES = 5
 
 
 def dense_parts(page_size: int) -> int:
@@ -245,7 +248,7 @@ def _dense_attention(
         PDL=pdl,
         **launch_options(ATTENTION_WARPS, pdl),
     )
-    merge(out, peaks, norms, totals, v_scale, pdl, inner=1, last=each)
+    merge(out, peaks, norms, totals, v_scale, pdl, inner=NODE, last=each)
 
 
 _operator = opaque(

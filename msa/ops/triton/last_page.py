@@ -79,14 +79,22 @@ def last_page(
     operand, unit = as_operand(queries, k_cache, 1)
     peak, norm, total = nothing(LINES, BLOCK_D)
     token = block * N + tl.arange(0, N)
-    for page in tl.range(least // P, tl.minimum(most // P + 1, width), num_stages=1):
-        member = wanted & (own == page)
-        if tl.max(member.to(tl.int32)) > 0:
-            physical = physical_page(table, page, True, pages)
+    if ROWS == 1:
+        page = most // P
+        physical = physical_page(table, page, page < width, pages)
+        if tl.max(wanted.to(tl.int32)) > 0:
             address = block_address(physical, KV_HEADS, kv_head, block * N, P, N, D, BLOCK_D)
-            position = page * P + token
-            passes = 1
-            if ROWS > 1:
+            keys = load_block(k_cache, address, page * P + token < most, D, BLOCK_D, True)
+            values = load_block(v_cache, address, page * P + token < most, D, BLOCK_D, True)
+            seen = (page * P + token)[None, :] < ends[:, None]
+            peak, norm, total = block_softmax(operand, keys, values, seen, scale * unit, page == 0, True, WIDE)
+    else:
+        for page in tl.range(least // P, tl.minimum(most // P + 1, width), num_stages=1):
+            member = wanted & (own == page)
+            physical = physical_page(table, page, True, pages)
+            if tl.max(member.to(tl.int32)) > 0:
+                address = block_address(physical, KV_HEADS, kv_head, block * N, P, N, D, BLOCK_D)
+                position = page * P + token
                 # The tokens that some rows see and others do not, as far as they lie in this block.
                 place_of = least + tl.arange(0, ROWS)
                 split = (place_of < most) & (place_of // P == page) & ((place_of % P) // N == block)
@@ -94,21 +102,17 @@ def last_page(
                 where = start + (place_of % P)[:, None] * D + tl.arange(0, BLOCK_D)[None, :]
                 inside = split[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
                 value = tl.load(v_cache + where, mask=inside, other=0.0).to(tl.float32)
-                strange = tl.max(
-                    tl.max(((value != value) | (tl.abs(value) == float("inf"))).to(tl.int32), axis=1), axis=0
-                )
-                passes = tl.where(strange > 0, ROWS, 1)
-            for alone in tl.range(0, passes, num_stages=1):
-                limit = most
-                mine = member
-                if ROWS > 1:
+                strange = ((value != value) | (tl.abs(value) == float("inf"))).to(tl.int32)
+                passes = tl.where(tl.max(tl.max(strange, axis=1), axis=0) > 0, ROWS, 1)
+                for alone in tl.range(0, passes, num_stages=1):
                     only = tl.minimum(first + alone, last_row)
                     limit = tl.where(passes > 1, row_end(qo_offsets, length, base + only, only, Q, True), most)
+                    keys = load_block(k_cache, address, position < limit, D, BLOCK_D, True)
+                    values = load_block(v_cache, address, position < limit, D, BLOCK_D, True)
+                    seen = position[None, :] < ends[:, None]
+                    more_peak, more_norm, more_total = block_softmax(
+                        operand, keys, values, seen, scale * unit, page == 0, True, WIDE
+                    )
                     mine = member & ((row == alone) | (passes == 1))
-                keys = load_block(k_cache, address, position < limit, D, BLOCK_D, True)
-                values = load_block(v_cache, address, position < limit, D, BLOCK_D, True)
-                more_peak, more_norm, more_total = block_softmax(
-                    operand, keys, values, position[None, :] < ends[:, None], scale * unit, page == 0, True, WIDE
-                )
-                peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
+                    peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
     store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)

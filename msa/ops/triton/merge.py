@@ -9,6 +9,9 @@ import triton.language as tl
 from msa.ops.triton.launch import check_aligned, launch_options, power_of_two
 from msa.ops.triton.tile import dependency_wait, fold, nothing
 
+# Lines up to which each has a program of its own.
+ALONE = 2048
+
 
 @triton.jit
 def store_partial(
@@ -37,53 +40,54 @@ def store_empty(peaks, place, real):
     tl.store(peaks + place, float("-inf"), mask=real)
 
 
-@triton.jit(do_not_specialize=["value_scale"])
+@triton.jit(do_not_specialize=["value_scale", "lines"])
 def _merge(
     out,
     peaks,
     norms,
     totals,
     value_scale,
+    lines,
     PARTS: tl.constexpr,
     INNER: tl.constexpr,
     LAST: tl.constexpr,
-    STEPS: tl.constexpr,
-    NODES: tl.constexpr,
-    BLOCK_NODES: tl.constexpr,
+    LINES: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
     dependency_wait(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    node = tl.arange(0, BLOCK_NODES)
+    line = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, BLOCK_D)
+    real = line < lines
+    inside = real[:, None] & (dim < D)[None, :]
     # Everything is asked for before anything is folded: loads between the folds would wait for each other.
     parts = ()
-    for step in tl.static_range(STEPS):
-        part = tl.where(node < NODES, node * INNER + step, PARTS - LAST + step)
-        there = ((node < NODES) & (step < INNER) & (part < PARTS - LAST)) | ((node == NODES) & (step < LAST))
-        place = row * PARTS + part
-        inside = there[:, None] & (dim < D)[None, :]
+    for part in tl.static_range(PARTS):
+        place = line * PARTS + part
         # What a part without tokens holds is read at the same time as its peak, and left out: it may be anything.
         parts = parts + (
-            tl.load(peaks + place, mask=there, other=float("-inf")),
-            tl.load(norms + place, mask=there, other=0.0),
+            tl.load(peaks + place, mask=real, other=float("-inf")),
+            tl.load(norms + place, mask=real, other=0.0),
             tl.load(totals + place[:, None] * D + dim[None, :], mask=inside, other=0.0),
         )
-    peak, norm, total = nothing(BLOCK_NODES, BLOCK_D)
-    for step in tl.static_range(STEPS):
-        some = parts[3 * step] != float("-inf")
-        more_norm = tl.where(some, parts[3 * step + 1], 0.0)
-        more_total = tl.where(some[:, None], parts[3 * step + 2], 0.0)
-        peak, norm, total = fold(peak, norm, total, parts[3 * step], more_norm, more_total, some)
-    highest = tl.max(peak, axis=0)
-    share = tl.exp2(peak - tl.where(highest == float("-inf"), 0.0, highest))
-    norm = tl.sum(norm * share, axis=0)
-    total = tl.sum(total * share[:, None], axis=0)
+    peak, norm, total = nothing(LINES, BLOCK_D)
+    node_peak, node_norm, node_total = nothing(LINES, BLOCK_D)
+    for part in tl.static_range(PARTS):
+        some = parts[3 * part] != float("-inf")
+        more_norm = tl.where(some, parts[3 * part + 1], 0.0)
+        more_total = tl.where(some[:, None], parts[3 * part + 2], 0.0)
+        node_peak, node_norm, node_total = fold(
+            node_peak, node_norm, node_total, parts[3 * part], more_norm, more_total, some
+        )
+        # A node ends behind its parts, the one of whole pages behind the last of them.
+        if part == PARTS - 1 or part == PARTS - LAST - 1 or (part < PARTS - LAST and part % INNER == INNER - 1):
+            peak, norm, total = fold(peak, norm, total, node_peak, node_norm, node_total, real)
+            node_peak, node_norm, node_total = nothing(LINES, BLOCK_D)
     # Not `norm > 0`: a NaN among the live values must reach the output.
-    result = tl.where(norm == 0.0, 0.0, total / tl.where(norm == 0.0, 1.0, norm) * value_scale)
-    tl.store(out + row * D + dim, result.to(out.dtype.element_ty), mask=dim < D)
+    empty = norm == 0.0
+    result = tl.where(empty[:, None], 0.0, total / tl.where(empty, 1.0, norm)[:, None] * value_scale)
+    tl.store(out + line[:, None] * D + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
 def merge(
@@ -97,10 +101,10 @@ def merge(
     inner: int,
     last: int,
 ) -> None:
-    """``out[r, h]`` is the softmax that the parts of (r, h) make up, added in one fixed tree; +0 if all are empty.
+    """``out[r, h]`` is the softmax that the parts of (r, h) make up, folded in one fixed order; +0 if all are empty.
 
-    One launch, grid (T * Hq). The tree has a node for every ``inner`` parts, folded in order as a program of the attention
-    folds blocks, and one for the ``last`` parts: its bits are those of a workspace in which programs did that folding.
+    One launch, grid (T * Hq / lines). Parts are folded to nodes of ``inner`` in order, as a program of the attention folds
+    blocks, and the nodes in order: the bits are those of a workspace in which programs made the nodes.
 
     Args:
         out: [T, Hq, D] dtype, device; written in place.
@@ -114,22 +118,23 @@ def merge(
     """
     check_aligned(out=out)
     rows, heads, parts, dim = totals.shape
-    nodes = -(-(parts - last) // inner)
-    _merge[(rows * heads,)](
+    lines = rows * heads
+    # A warp for each line; where there are many, four of them in a program.
+    together = 1 if lines <= ALONE else 4
+    _merge[(-(-lines // together),)](
         out,
         peaks,
         norms,
         totals,
         value_scale,
+        lines,
         PARTS=parts,
         INNER=inner,
         LAST=last,
-        STEPS=max(inner, last),
-        NODES=nodes,
-        BLOCK_NODES=power_of_two(nodes + 1),
+        LINES=together,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
         PDL=pdl,
         # Without leave for so many registers the compiler asks for one part after the other.
-        **launch_options(4, pdl, maxnreg=128),
+        **launch_options(together, pdl, maxnreg=255 if parts > 8 else 128),
     )

@@ -8,25 +8,36 @@ import triton.language as tl
 
 from msa.geometry import FP8
 from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
-from msa.ops.triton.tile import as_operand, block_address, dependency_wait, load_block, physical_page, product
+from msa.ops.triton.tile import (
+    as_operand,
+    block_address,
+    dependency_wait,
+    load_block,
+    load_queries,
+    physical_page,
+    product,
+)
 
 # Programs of a launch: a page is a program's smallest unit and pages share nothing, so none of these changes a bit. Up to
 # SINGLE_PROGRAMS there is one for each page, which starts sooner; beyond that each strides over pages, which streams.
 SINGLE_PROGRAMS = 1024
 PROGRAMS = 4096
-STAGES = 3
+# The place of a page is loaded two pages ahead of its keys, those as far ahead of their use.
+STAGES = 5
 
 
 @triton.jit
-def _score_page(scores, queries, unit, keys, page, last, target, real, P: tl.constexpr, WIDE: tl.constexpr):
-    """The maxima of queries [BLOCK_D, N] over a page's keys [P, BLOCK_D], stored for the columns that see the page."""
-    products = product(keys.to(queries.dtype), queries, WIDE)
-    seen = page * P + tl.arange(0, P)[:, None] <= last[None, :]
-    # The hardware's maximum drops NaN; a live NaN must show, and selection ranks it last.
-    broken = tl.max((seen & (products != products)).to(tl.int32), axis=0)
-    best = tl.max(tl.where(seen & (products == products), products, float("-inf")), axis=0) * unit
-    best = tl.where(broken > 0, float("nan"), best)
-    tl.store(scores + target + page, best, mask=real & (page * P <= last))
+def _larger(left, right):
+    """The larger of two numbers, NaN if one is: a live NaN must show, and selection ranks it last."""
+    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _best(queries, keys, first, last, WIDE: tl.constexpr):
+    """Maxima [M] of queries [M, BLOCK_D] over keys [N, BLOCK_D] of the tokens ``first`` and on, up to ``last`` [M]."""
+    products = product(queries, tl.trans(keys.to(queries.dtype)), WIDE)
+    seen = first + tl.arange(0, keys.shape[0])[None, :] <= last[:, None]
+    return tl.reduce(tl.where(seen, products, float("-inf")), 1, _larger)
 
 
 @triton.jit(do_not_specialize=["kv_lens", "page_table", "width", "score_rows", "pages"])
@@ -41,7 +52,7 @@ def _score_pages(
     pages,
     Q: tl.constexpr,
     HEADS: tl.constexpr,
-    N: tl.constexpr,
+    LINES: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -60,21 +71,21 @@ def _score_pages(
         physical = physical_page(table, own, own < width, pages)
     length = tl.load(kv_lens + request)
     count = tl.minimum((length + P - 1) // P, width)
-    column = tl.arange(0, N)
-    dim = tl.arange(0, BLOCK_D)
-    real = column < Q * HEADS
-    # Column t * HEADS + h is row t of the request under index head h, which is how the queries lie in memory.
-    last = length - Q + column // HEADS
-    address = request.to(tl.int64) * Q * HEADS * D + column[None, :] * D + dim[:, None]
-    queries = tl.load(index_q + address, mask=real[None, :] & (dim < D)[:, None], other=0.0)
-    row = request.to(tl.int64) * Q + column // HEADS
-    target = ((column % HEADS) * score_rows.to(tl.int64) + row) * width
+    line = tl.arange(0, LINES)
+    real = line < Q * HEADS
+    # Line t * HEADS + h is row t of the request under index head h, which is how the queries lie in memory.
+    last = length - Q + line // HEADS
+    row = request.to(tl.int64) * Q + line // HEADS
+    queries = load_queries(index_q, row, line % HEADS, real, HEADS, D, BLOCK_D)
+    target = ((line % HEADS) * score_rows.to(tl.int64) + row) * width
     if own < count:
-        operand, unit = as_operand(queries, index_k, 0)
+        operand, unit = as_operand(queries, index_k, 1)
         if SINGLE or AHEAD:
-            keys = load_block(index_k, block_address(physical, 1, 0, 0, P, P, D, BLOCK_D), True, D, BLOCK_D, False)
+            place = block_address(physical, 1, 0, 0, P, P, D, BLOCK_D)
+            keys = load_block(index_k, place, True, D, BLOCK_D, False)
         if SINGLE:
-            _score_page(scores, operand, unit, keys, own, last, target, real, P, WIDE)
+            best = _best(operand, keys, own * P, last, WIDE)
+            tl.store(scores + target + own, best * unit, mask=real & (own * P <= last))
         else:
             step = tl.num_programs(1)
             if AHEAD:
@@ -86,10 +97,10 @@ def _score_pages(
                     more = load_block(index_k, place, page + step < count, D, BLOCK_D, True)
                     physical = physical_page(table, page + 2 * step, page + 2 * step < count, pages)
                 else:
-                    physical = physical_page(table, page, True, pages)
-                    place = block_address(physical, 1, 0, 0, P, P, D, BLOCK_D)
+                    place = block_address(physical_page(table, page, True, pages), 1, 0, 0, P, P, D, BLOCK_D)
                     keys = load_block(index_k, place, True, D, BLOCK_D, False)
-                _score_page(scores, operand, unit, keys, page, last, target, real, P, WIDE)
+                best = _best(operand, keys, page * P, last, WIDE)
+                tl.store(scores + target + page, best * unit, mask=real & (page * P <= last))
                 if AHEAD:
                     keys = more
 
@@ -107,9 +118,8 @@ def _proxy_score(
     heads, score_rows, width = scores.shape
     batch = page_table.shape[0]
     pages, _, page_size, dim = index_k.shape
-    single = batch * width <= SINGLE_PROGRAMS
+    fp8, single = index_k.dtype is FP8, batch * width <= SINGLE_PROGRAMS
     per_request = width if single else max(1, min(width, PROGRAMS // batch))
-    fp8 = index_k.dtype is FP8
     _score_pages[(batch, per_request)](
         scores,
         index_q,
@@ -121,7 +131,7 @@ def _proxy_score(
         pages,
         Q=qo_len,
         HEADS=heads,
-        N=power_of_two(qo_len * heads, 16),
+        LINES=power_of_two(qo_len * heads, 16),
         P=page_size,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),

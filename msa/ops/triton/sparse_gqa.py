@@ -142,15 +142,12 @@ def _walk(
     halves: tl.constexpr = STEP // entries
     slot = part * STEP // EACH
     half = part * STEP % EACH
-    if ROWS * entries == 1:
+    if ROWS * STEP == 1:
         ids = tl.load(page_ids + ((base + first) * KV_HEADS + kv_head) * K + slot)
         # Its place is read before it is known whether the row sees it: what is outside the table is not.
         physical = physical_page(table, ids, (ids >= 0) & (ids < width), pages)
         end = row_end(qo_offsets, length, base + first, first, Q, True)
         count = tl.where(_whole(ids, width, end, P), 1, 0)
-        key = ids.to(tl.int64) * _PAGE + physical
-        walk = key
-        own_a = ids
     else:
         token = first + tl.arange(0, ROWS)
         entry = slot + tl.arange(0, entries)
@@ -169,38 +166,41 @@ def _walk(
         key = tl.min(walk)
     if count > 0:
         operand, unit = as_operand(queries, k_cache, 1)
-        peak, norm, total = nothing(LINES, BLOCK_D)
-        here = half
-        if AHEAD:
-            address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
+        if ROWS * STEP == 1:
+            address = block_address(physical, KV_HEADS, kv_head, half * N, P, N, D, BLOCK_D)
             keys = load_block(k_cache, address, True, D, BLOCK_D, False)
             values = load_block(v_cache, address, True, D, BLOCK_D, False)
-        for step in tl.range(0, count * halves, num_stages=STAGES):
-            if not AHEAD:
+            peak, norm, total = block_softmax(operand, keys, values, True, scale * unit, False, False, WIDE)
+        else:
+            peak, norm, total = nothing(LINES, BLOCK_D)
+            here = half
+            if AHEAD:
                 address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
                 keys = load_block(k_cache, address, True, D, BLOCK_D, False)
                 values = load_block(v_cache, address, True, D, BLOCK_D, False)
-            if ROWS * entries == 1:
-                mine = real
-            else:
+            for step in tl.range(0, count * halves, num_stages=STAGES):
                 page = (key // _PAGE).to(tl.int32)
                 mine = own_a == page
                 if entries > 1:
                     mine = mine | (own_b == page) | (own_c == page) | (own_d == page)
-                if step % halves == halves - 1:
-                    key = tl.min(tl.where(walk > key, walk, _NO_PAGE))
-            here = half + (step + 1) % halves
-            if AHEAD:
-                address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
-                there = step + 1 < count * halves
-                more_keys = load_block(k_cache, address, there, D, BLOCK_D, True)
-                more_values = load_block(v_cache, address, there, D, BLOCK_D, True)
-            more_peak, more_norm, more_total = block_softmax(
-                operand, keys, values, True, scale * unit, False, False, WIDE
-            )
-            peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
-            if AHEAD:
-                keys, values = more_keys, more_values
+                if not AHEAD:
+                    address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
+                    keys = load_block(k_cache, address, True, D, BLOCK_D, False)
+                    values = load_block(v_cache, address, True, D, BLOCK_D, False)
+                # Choosing instead of branching: the compiler looks ahead past no branch.
+                key = tl.where(step % halves == halves - 1, tl.min(tl.where(walk > key, walk, _NO_PAGE)), key)
+                here = half + (step + 1) % halves
+                if AHEAD:
+                    address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
+                    there = step + 1 < count * halves
+                    more_keys = load_block(k_cache, address, there, D, BLOCK_D, True)
+                    more_values = load_block(v_cache, address, there, D, BLOCK_D, True)
+                more_peak, more_norm, more_total = block_softmax(
+                    operand, keys, values, True, scale * unit, False, False, WIDE
+                )
+                peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
+                if AHEAD:
+                    keys, values = more_keys, more_values
         store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
     else:
         store_empty(peaks, place, real)
@@ -339,7 +339,8 @@ def _sparse_gqa(
         AHEAD=fp8,
         WIDE=wide,
         PDL=pdl,
-        **launch_options(ATTENTION_WARPS, pdl),
+        # Of small programs three fit into a multiprocessor with so many registers, which is worth a few spilled ones.
+        **launch_options(ATTENTION_WARPS, pdl, **({"maxnreg": 168} if split == (1, 1) else {})),
     )
     merge(out, peaks, norms, totals, v_scale, pdl, inner=NODE * each // split.blocks, last=each)
 
