@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from msa.geometry import FP8
 from msa.ops.triton.last_page import last_page, row_end
 from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
 from msa.ops.triton.merge import merge, store_empty, store_partial
@@ -79,13 +78,11 @@ def _walk(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """One part of ROWS rows: those of the pages that a row sees in full which its own end puts there.
 
-    EACH blocks are a page. The next block's loads are on their way while one is computed: those of ``AHEAD`` in
-    registers, others in shared memory.
+    EACH blocks are a page. The next blocks are on their way to shared memory while one is computed.
     """
     whole = tl.minimum(tl.maximum(ends, 0) // P, width)
     each = _pages_each(whole, PARTS, LEAST)
@@ -98,31 +95,17 @@ def _walk(
     if begin < end:
         operand, unit = as_operand(queries, k_cache, 1)
         peak, norm, total = nothing(LINES, BLOCK_D)
-        if AHEAD:
-            physical = physical_page(table, begin // EACH, True, pages)
-            address = block_address(physical, KV_HEADS, kv_head, begin % EACH * N, P, N, D, BLOCK_D)
-            keys = load_block(k_cache, address, True, D, BLOCK_D, False)
-            values = load_block(v_cache, address, True, D, BLOCK_D, False)
         for block in tl.range(begin, end, num_stages=STAGES):
             page = block // EACH
-            if AHEAD:
-                following = tl.minimum(block + 1, end - 1)
-                physical = physical_page(table, following // EACH, True, pages)
-                address = block_address(physical, KV_HEADS, kv_head, following % EACH * N, P, N, D, BLOCK_D)
-                more_keys = load_block(k_cache, address, True, D, BLOCK_D, False)
-                more_values = load_block(v_cache, address, True, D, BLOCK_D, False)
-            else:
-                physical = physical_page(table, page, True, pages)
-                address = block_address(physical, KV_HEADS, kv_head, block % EACH * N, P, N, D, BLOCK_D)
-                keys = load_block(k_cache, address, True, D, BLOCK_D, False)
-                values = load_block(v_cache, address, True, D, BLOCK_D, False)
+            physical = physical_page(table, page, True, pages)
+            address = block_address(physical, KV_HEADS, kv_head, block % EACH * N, P, N, D, BLOCK_D)
+            keys = load_block(k_cache, address, True, D, BLOCK_D, False)
+            values = load_block(v_cache, address, True, D, BLOCK_D, False)
             more_peak, more_norm, more_total = block_softmax(
                 operand, keys, values, True, scale * unit, False, False, WIDE
             )
             mine = real & (page >= part * each) & (page < tl.minimum((part + 1) * each, whole))
             peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
-            if AHEAD:
-                keys, values = more_keys, more_values
         store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
     else:
         store_empty(peaks, place, real)
@@ -157,7 +140,6 @@ def _attend(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -180,7 +162,7 @@ def _attend(
         _walk(
             peaks, norms, totals, queries, k_cache, v_cache, table, length, place, first, ends, real, kv_head, part,
             width, pages, scale,
-            Q, ROWS, KV_HEADS, LINES, WHOLE, LEAST, EACH, P, N, D, BLOCK_D, STAGES, AHEAD, WIDE,
+            Q, ROWS, KV_HEADS, LINES, WHOLE, LEAST, EACH, P, N, D, BLOCK_D, STAGES, WIDE,
         )  # fmt: skip
     else:
         last_page(
@@ -213,7 +195,7 @@ def _dense_attention(
     check_partials(peaks, norms, totals, (batch * qo_len, kv_heads * group, parts, dim))
     together = min(power_of_two(qo_len), TILE_LINES // power_of_two(group))
     tiles = -(-qo_len // together)
-    wide, fp8 = needs_wide(_attend, k_cache.dtype), k_cache.dtype is FP8
+    wide = needs_wide(_attend, k_cache.dtype)
     _attend[(batch * tiles, kv_heads, parts)](
         peaks,
         norms,
@@ -242,8 +224,7 @@ def _dense_attention(
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
         # Blocks of fp32 fill the shared memory.
-        STAGES=1 if wide or fp8 else STAGES,
-        AHEAD=fp8,
+        STAGES=1 if wide else STAGES,
         WIDE=wide,
         PDL=pdl,
         **launch_options(ATTENTION_WARPS, pdl),

@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from msa.geometry import FP8
 from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
 from msa.ops.triton.tile import (
     as_operand,
@@ -21,7 +20,7 @@ from msa.ops.triton.tile import (
 # Programs of a launch: a page is a program's smallest unit and pages share nothing, so none of these changes a bit. Up to
 # SINGLE_PROGRAMS there is one for each page, which starts sooner; beyond that each strides over pages, which streams.
 SINGLE_PROGRAMS = 1024
-PROGRAMS = 4096
+PROGRAMS = 2048
 # The place of a page is loaded two pages ahead of its keys, those as far ahead of their use.
 STAGES = 5
 
@@ -58,7 +57,6 @@ def _score_pages(
     BLOCK_D: tl.constexpr,
     SINGLE: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -66,7 +64,7 @@ def _score_pages(
     request = tl.program_id(0)
     own = tl.program_id(1)
     table = page_table + request.to(tl.int64) * width
-    if SINGLE or AHEAD:
+    if SINGLE:
         # Before the length is known: what the table holds there may be anything, and is brought into the cache.
         physical = physical_page(table, own, own < width, pages)
     length = tl.load(kv_lens + request)
@@ -80,29 +78,16 @@ def _score_pages(
     target = ((line % HEADS) * score_rows.to(tl.int64) + row) * width
     if own < count:
         operand, unit = as_operand(queries, index_k, 1)
-        if SINGLE or AHEAD:
-            place = block_address(physical, 1, 0, 0, P, P, D, BLOCK_D)
-            keys = load_block(index_k, place, True, D, BLOCK_D, False)
         if SINGLE:
+            keys = load_block(index_k, block_address(physical, 1, 0, 0, P, P, D, BLOCK_D), True, D, BLOCK_D, False)
             best = _best(operand, keys, own * P, last, WIDE)
             tl.store(scores + target + own, best * unit, mask=real & (own * P <= last))
         else:
-            step = tl.num_programs(1)
-            if AHEAD:
-                physical = physical_page(table, own + step, own + step < count, pages)
-            for page in tl.range(own, count, step, num_stages=STAGES):
-                if AHEAD:
-                    # The next page's keys are on their way in registers, the place of the one behind it as well.
-                    place = block_address(physical, 1, 0, 0, P, P, D, BLOCK_D)
-                    more = load_block(index_k, place, page + step < count, D, BLOCK_D, True)
-                    physical = physical_page(table, page + 2 * step, page + 2 * step < count, pages)
-                else:
-                    place = block_address(physical_page(table, page, True, pages), 1, 0, 0, P, P, D, BLOCK_D)
-                    keys = load_block(index_k, place, True, D, BLOCK_D, False)
+            for page in tl.range(own, count, tl.num_programs(1), num_stages=STAGES):
+                place = block_address(physical_page(table, page, True, pages), 1, 0, 0, P, P, D, BLOCK_D)
+                keys = load_block(index_k, place, True, D, BLOCK_D, False)
                 best = _best(operand, keys, page * P, last, WIDE)
                 tl.store(scores + target + page, best * unit, mask=real & (page * P <= last))
-                if AHEAD:
-                    keys = more
 
 
 def _proxy_score(
@@ -118,7 +103,7 @@ def _proxy_score(
     heads, score_rows, width = scores.shape
     batch = page_table.shape[0]
     pages, _, page_size, dim = index_k.shape
-    fp8, single = index_k.dtype is FP8, batch * width <= SINGLE_PROGRAMS
+    single = batch * width <= SINGLE_PROGRAMS
     per_request = width if single else max(1, min(width, PROGRAMS // batch))
     _score_pages[(batch, per_request)](
         scores,
@@ -136,8 +121,7 @@ def _proxy_score(
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
         SINGLE=single,
-        STAGES=1 if fp8 else STAGES,
-        AHEAD=fp8,
+        STAGES=STAGES,
         WIDE=needs_wide(_score_pages, index_k.dtype),
         PDL=pdl,
         **launch_options(4, pdl),

@@ -9,7 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-from msa.geometry import FP8
 from msa.ops.triton.last_page import last_page, row_end
 from msa.ops.triton.launch import check_aligned, interpreted, launch_options, needs_wide, opaque, power_of_two
 from msa.ops.triton.merge import merge, store_empty, store_partial
@@ -31,10 +30,14 @@ from msa.ops.triton.tile import (
 
 # Entries of a page list whose blocks are folded one by one before the merge: what makes a row's bits.
 NODE = 4
-# Tiles up to which each row walks alone, and from which programs walk `NODE` entries.
-FEW_TILES = 4
+# Tiles of single rows up to which a program takes one block, and tiles from which rows walk together.
+FEW_TILES = 16
 MANY_TILES = 32
 STAGES = 3
+# Programs that an H200 runs at a time when each has all the registers it likes; of more, three fit where two did, which is
+# worth a few spilled registers.
+AT_ONCE = 264
+TIGHT_REGISTERS = 168
 _NO_PAGE = tl.constexpr(2**63 - 1)
 _PAGE = tl.constexpr(2**32)
 
@@ -62,8 +65,9 @@ def split_of(batch: int, qo_len: int, kv_heads: int, group: int, page_size: int)
     node = NODE * blocks_per_page(page_size)
     if interpreted(_attend):
         return Split(together, node)
-    tiles = batch * -(-qo_len // together) * kv_heads
-    return Split(together if tiles > FEW_TILES else 1, node if tiles >= MANY_TILES else 1)
+    if batch * qo_len * kv_heads <= FEW_TILES:
+        return Split(1, 1)
+    return Split(together if batch * -(-qo_len // together) * kv_heads >= MANY_TILES else 1, node)
 
 
 def sparse_parts(top_k: int, page_size: int, blocks: int = 1) -> int:
@@ -130,13 +134,11 @@ def _walk(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """The blocks ``part * STEP`` and on of the lists of ROWS rows, as far as a row sees their pages in full.
 
-    EACH blocks are a page. The next block's loads are on their way while one is computed: those of ``AHEAD`` in
-    registers, others in shared memory.
+    EACH blocks are a page. The next blocks are on their way to shared memory while one is computed.
     """
     entries: tl.constexpr = STEP // EACH if STEP > EACH else 1
     halves: tl.constexpr = STEP // entries
@@ -174,33 +176,21 @@ def _walk(
         else:
             peak, norm, total = nothing(LINES, BLOCK_D)
             here = half
-            if AHEAD:
-                address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
-                keys = load_block(k_cache, address, True, D, BLOCK_D, False)
-                values = load_block(v_cache, address, True, D, BLOCK_D, False)
             for step in tl.range(0, count * halves, num_stages=STAGES):
                 page = (key // _PAGE).to(tl.int32)
                 mine = own_a == page
                 if entries > 1:
                     mine = mine | (own_b == page) | (own_c == page) | (own_d == page)
-                if not AHEAD:
-                    address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
-                    keys = load_block(k_cache, address, True, D, BLOCK_D, False)
-                    values = load_block(v_cache, address, True, D, BLOCK_D, False)
+                address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
+                keys = load_block(k_cache, address, True, D, BLOCK_D, False)
+                values = load_block(v_cache, address, True, D, BLOCK_D, False)
                 # Choosing instead of branching: the compiler looks ahead past no branch.
                 key = tl.where(step % halves == halves - 1, tl.min(tl.where(walk > key, walk, _NO_PAGE)), key)
                 here = half + (step + 1) % halves
-                if AHEAD:
-                    address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
-                    there = step + 1 < count * halves
-                    more_keys = load_block(k_cache, address, there, D, BLOCK_D, True)
-                    more_values = load_block(v_cache, address, there, D, BLOCK_D, True)
                 more_peak, more_norm, more_total = block_softmax(
                     operand, keys, values, True, scale * unit, False, False, WIDE
                 )
                 peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
-                if AHEAD:
-                    keys, values = more_keys, more_values
         store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
     else:
         store_empty(peaks, place, real)
@@ -238,7 +228,6 @@ def _attend(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -262,7 +251,7 @@ def _attend(
         _walk(
             peaks, norms, totals, queries, k_cache, v_cache, page_ids, table, qo_offsets, length, place, base, first,
             row, ends, real, kv_head, part, width, pages, scale,
-            Q, ROWS, KV_HEADS, LINES, K, STEP, EACH, P, N, D, BLOCK_D, STAGES, AHEAD, WIDE,
+            Q, ROWS, KV_HEADS, LINES, K, STEP, EACH, P, N, D, BLOCK_D, STAGES, WIDE,
         )  # fmt: skip
     else:
         slot = tl.arange(0, BLOCK_K)
@@ -303,8 +292,10 @@ def _sparse_gqa(
     parts = sparse_parts(top_k, page_size, split.blocks)
     check_partials(peaks, norms, totals, (rows, kv_heads * group, parts, dim))
     tiles = -(-qo_len // split.rows)
-    wide, fp8 = needs_wide(_attend, k_cache.dtype), k_cache.dtype is FP8
-    _attend[(batch * tiles, kv_heads, parts)](
+    wide = needs_wide(_attend, k_cache.dtype)
+    grid = (batch * tiles, kv_heads, parts)
+    tight = split == (1, 1) and math.prod(grid) > AT_ONCE
+    _attend[grid](
         peaks,
         norms,
         totals,
@@ -335,12 +326,10 @@ def _sparse_gqa(
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
         # One block has none to wait beside it, and blocks of fp32 fill the shared memory.
-        STAGES=1 if wide or fp8 or split == (1, 1) else STAGES,
-        AHEAD=fp8,
+        STAGES=1 if wide or split == (1, 1) else STAGES,
         WIDE=wide,
         PDL=pdl,
-        # Of small programs three fit into a multiprocessor with so many registers, which is worth a few spilled ones.
-        **launch_options(ATTENTION_WARPS, pdl, **({"maxnreg": 168} if split == (1, 1) else {})),
+        **launch_options(ATTENTION_WARPS, pdl, **({"maxnreg": TIGHT_REGISTERS} if tight else {})),
     )
     merge(out, peaks, norms, totals, v_scale, pdl, inner=NODE * each // split.blocks, last=each)
 
