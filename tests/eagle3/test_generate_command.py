@@ -7,6 +7,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from eagle3 import generate
+from eagle3.m3.pair_files import STORED
 from eagle3.m3.training.export import export_head, export_target, import_target
 from eagle3.m3.training.head_trainer import HeadRecipe, new_head
 from eagle3.m3.training.model import TargetModel
@@ -106,12 +107,14 @@ def test_options_out_of_range(arguments):
     assert given.exit_code == 2 and arguments[0] in given.stderr
 
 
-def test_the_stored_pair_is_looked_for_where_it_is_planned(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", ["empty", "absent"])
+def test_the_stored_pair_is_the_default_and_its_absence_is_said(monkeypatch, tmp_path, name):
+    (tmp_path / "empty").mkdir()
     (folder,) = (option for option in generate.main.params if option.name == "folder")
-    assert folder.default.as_posix().endswith("eagle3/m3/pair")
-    monkeypatch.setattr(folder, "default", tmp_path / "pair")
+    assert folder.default == STORED and STORED.as_posix().endswith("eagle3/m3/pair")
+    monkeypatch.setattr(folder, "default", tmp_path / name)
     given = on_cpu()
-    assert given.exit_code == 2 and "holds no trained pair" in given.stderr
+    assert given.exit_code == 2 and given.stdout == "" and f"{name} holds no trained pair" in given.stderr
 
 
 @NO_GPU
