@@ -256,10 +256,13 @@ def test_prepare_leaves_lengths_table_and_pages_as_they_are():
 
 def test_a_shared_workspace_serves_every_bucket_and_never_grows():
     one = dict(q_heads=4, kv_heads=1, index_heads=1)
-    partials = Partials(4, 4, 33, 32, DEVICE)
+    geometry = sizes(2, **one)
+    own = DecodeDriver(geometry, 1, 1, DEVICE, kernels="triton").triton.partials
+    parts = own.capacity // geometry.q_heads
+    partials = Partials(4, 4, parts, 32, DEVICE)
     for batch in (1, 2):
         DecodeDriver(sizes(2, **one), batch, 2, DEVICE, kernels="triton", partials=partials)
-    with pytest.raises(CapacityExceeded, match=r"6 rows of 4 heads .* the workspace holds 528"):
+    with pytest.raises(CapacityExceeded, match=rf"6 rows of 4 heads .* the workspace holds {16 * parts}"):
         DecodeDriver(sizes(3, **one), 3, 2, DEVICE, kernels="triton", partials=partials)
 
 

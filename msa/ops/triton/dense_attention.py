@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from msa.ops.triton.last_page import last_page, row_end
-from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
+from msa.ops.triton.launch import check_aligned, interpreted, launch_options, needs_wide, opaque, power_of_two
 from msa.ops.triton.merge import merge, store_empty, store_partial
 from msa.ops.triton.partials import Partials, check_partials
 from msa.ops.triton.tile import (
@@ -36,9 +36,14 @@ NODE = 8
 STAGES = 5
 
 
+def whole_parts() -> int:
+    """Parts of a row's whole pages; fewer in Triton's interpreter, where they run one after the other."""
+    return NODE if interpreted(_attend) else WHOLE_PARTS
+
+
 def dense_parts(page_size: int) -> int:
     """Parts S that a row's attention is split into: those of its whole pages, and those of its partial page."""
-    return WHOLE_PARTS + blocks_per_page(page_size)
+    return whole_parts() + blocks_per_page(page_size)
 
 
 @triton.jit
@@ -216,7 +221,7 @@ def _dense_attention(
         G=group,
         BLOCK_G=power_of_two(group),
         LINES=TILE_LINES,
-        WHOLE=WHOLE_PARTS,
+        WHOLE=whole_parts(),
         LEAST=LEAST_PAGES,
         EACH=each,
         P=page_size,
