@@ -154,6 +154,18 @@ def test_every_split_of_the_work_gives_the_answer(monkeypatch, together, walks, 
     assert torch.equal(out, plain) if not INTERPRETED else torch.allclose(out, plain, rtol=0, atol=1e-6)
 
 
+def test_a_node_ends_with_its_parts():
+    """Expected: 2**24 + (0.5 + 0.5), then + 1, each lost to rounding; with the last part in the node, + 2 would show."""
+    merge = pytest.importorskip("msa.ops.triton.merge").merge
+    values = [2.0**24, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0]
+    shape = (1, 1, len(values))
+    totals = torch.tensor(values).view(*shape, 1).expand(*shape, DIM).contiguous().to(DEVICE)
+    norms = torch.tensor([1.0] + [0.0] * 6).view(shape).to(DEVICE)
+    out = torch.full((1, 1, DIM), NAN, device=DEVICE)
+    merge(out, torch.zeros(shape, device=DEVICE), norms, totals, 1.0, False, inner=4, last=1)
+    assert out.unique().tolist() == [2.0**24]
+
+
 def test_the_pages_of_other_rows_change_no_bit():
     lists = [DIFFERENT[1]] * 4
     shared = Case(338, [*lists[:3], [1, 3, 5, 7, 9, 11, 13, 20]]).sparse()

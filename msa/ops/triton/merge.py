@@ -1,4 +1,4 @@
-"""The last step of a split attention: partial softmaxes of each row, added in one fixed tree."""
+"""The last step of a split attention: partial softmaxes of each row, folded in one fixed order."""
 
 from __future__ import annotations
 
