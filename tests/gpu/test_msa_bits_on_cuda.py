@@ -91,10 +91,8 @@ def test_neither_company_nor_the_number_of_query_tokens_changes_a_bit(subject: S
 
 def test_no_split_of_the_work_changes_a_bit(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     sparse_gqa = import_module("msa.ops.triton.sparse_gqa")
-    everyone, heads = list(range(len(LENGTHS))), subject.geometry.q_heads // subject.geometry.kv_heads
+    everyone = list(range(len(LENGTHS)))
     plain = subject.answers(everyone, slice(0, QO_LEN))
-    for rows in (1, min(QO_LEN, 64 // heads)):
-        for blocks in (1, 2 * sparse_gqa.NODE):
-            split = sparse_gqa.Split(rows, blocks)
-            monkeypatch.setattr(sparse_gqa, "split_of", lambda *_, split=split: split)
-            assert differing(subject.answers(everyone, slice(0, QO_LEN)), plain) == [], split
+    for entries in (1, sparse_gqa.NODE, sparse_gqa.SPAN, subject.geometry.top_k):
+        monkeypatch.setattr(sparse_gqa, "entries_of", lambda *_, entries=entries: entries)
+        assert differing(subject.answers(everyone, slice(0, QO_LEN)), plain) == [], entries

@@ -128,42 +128,53 @@ def test_a_live_nan_reaches_exactly_the_rows_that_attend_to_it(tensor, attend):
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")
 @pytest.mark.parametrize("value", [NAN, float("inf")])
 @pytest.mark.parametrize("attend", ["sparse", "dense"])
-def test_rows_that_go_one_by_one_keep_the_bits_of_rows_that_go_together(attend, value):
-    """Expected: a token that only the last row of a page sees changes nothing for the rows before it."""
+def test_a_value_that_only_the_last_row_sees_changes_no_bit_of_the_rows_before_it(attend, value):
     lists = [[*pages, 21][-Case.top_k :] for pages in DIFFERENT]
-    together, apart = Case(338, lists), Case(338, lists)
-    apart.v[apart.table[0, 337 // PAGE], 0, 337 % PAGE] = value
-    outs = [getattr(case, attend)() for case in (together, apart)]
+    plain, strange = Case(338, lists), Case(338, lists)
+    strange.v[strange.table[0, 337 // PAGE], 0, 337 % PAGE] = value
+    outs = [getattr(case, attend)() for case in (plain, strange)]
     assert torch.equal(outs[0][:3], outs[1][:3])
     assert not bool(outs[1][3].isfinite().any())
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
-@pytest.mark.parametrize("walks", [False, True], ids=["blocks", "walks"])
+@pytest.mark.parametrize("entries", [1, sparse_gqa.NODE, sparse_gqa.SPAN, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_split_of_the_work_gives_the_answer(monkeypatch, together, walks, dtype):
-    split = sparse_gqa.Split(len(DIFFERENT) if together else 1, sparse_gqa.NODE if walks else 1)
+def test_every_split_of_the_work_gives_the_answer(monkeypatch, entries, dtype):
     plain = Case(338, DIFFERENT, dtype=dtype).sparse()
-    monkeypatch.setattr(sparse_gqa, "split_of", lambda *_: split)
+    monkeypatch.setattr(sparse_gqa, "entries_of", lambda rows, kv_heads, top_k: min(entries, top_k))
     case = Case(338, DIFFERENT, dtype=dtype)
     out = case.sparse()
     loose = dtype is torch.bfloat16
     for row, pages in enumerate(DIFFERENT):
         assert torch.allclose(out[row].double(), case.right(row, pages=pages), rtol=0, atol=3e-2 if loose else 5e-6)
-    # numpy's products have other bits at another place of the tile; a GPU's do not.
+    # A function of numpy has other bits in another place of a vector; a GPU's has not.
     assert torch.equal(out, plain) if not INTERPRETED else torch.allclose(out, plain, rtol=0, atol=1e-6)
 
 
-def test_a_node_ends_with_its_parts():
-    """Expected: 2**24 + (0.5 + 0.5), then + 1, each lost to rounding; with the last part in the node, + 2 would show."""
+def test_programs_walk_what_keeps_them_running_at_one_time(monkeypatch):
+    """Expected: by hand, for lists of 16 pages: 264 programs of one page at most, 132 of more."""
+    monkeypatch.setattr(sparse_gqa, "interpreted", lambda kernel: False)
+    steps = {1: 1, 16: 1, 17: 4, 33: 4, 34: 8, 66: 8, 67: 16, 1024: 16}
+    assert {lists: sparse_gqa.entries_of(lists, 1, 16) for lists in steps} == steps
+    assert sparse_gqa.entries_of(4, 8, 16) == 4
+    assert [sparse_gqa.entries_of(50, 1, top_k) for top_k in (2, 6, 12, 40)] == [1, 4, 8, 40]
+
+
+@pytest.mark.parametrize(
+    ("node", "span", "right"),
+    [(1, 1, 2.0**24), (4, 4, 2.0**24 + 2), (1, 4, 2.0**24 + 2), (8, 8, 2.0**24)],
+    ids=["one-by-one", "nodes", "spans", "in-order"],
+)
+def test_parts_are_added_in_nodes_and_spans(node, span, right):
+    """Expected: by hand. 1 is lost beside 2**24, as often as it comes; 2 is not."""
     merge = pytest.importorskip("msa.ops.triton.merge").merge
-    values = [2.0**24, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0]
+    values = [2.0**24, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
     shape = (1, 1, len(values))
     totals = torch.tensor(values).view(*shape, 1).expand(*shape, DIM).contiguous().to(DEVICE)
-    norms = torch.tensor([1.0] + [0.0] * 6).view(shape).to(DEVICE)
+    norms = torch.tensor([1.0] + [0.0] * 7).view(shape).to(DEVICE)
     out = torch.full((1, 1, DIM), NAN, device=DEVICE)
-    merge(out, torch.zeros(shape, device=DEVICE), norms, totals, 1.0, False, inner=4, last=1)
-    assert out.unique().tolist() == [2.0**24]
+    merge(out, torch.zeros(shape, device=DEVICE), norms, totals, 1.0, False, node=node, span=span)
+    assert out.unique().tolist() == [right]
 
 
 def test_the_pages_of_other_rows_change_no_bit():

@@ -20,6 +20,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("no GPU; test_triton_in_a_child runs these in Triton's interpreter", allow_module_level=True)
 kernels = pytest.importorskip("msa.ops.triton", reason="the kernels need triton, which is not installed")
+proxy_score = pytest.importorskip("msa.ops.triton.proxy_score")
 
 torch.set_num_threads(1)
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -123,6 +124,19 @@ def test_scores_equal_the_portable_ones(qo_len, lengths, dtype):
     portable.proxy_score(expected, query, cache, table, kv_lens, qo_len)
     assert torch.equal(scores == -123.0, expected == -123.0)
     assert torch.allclose(scores, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("programs", [1, 8, 16])
+def test_programs_that_take_several_pages_give_the_same_scores(monkeypatch, programs):
+    """Requests of no page, of fewer than programs, and of a number that they do not share evenly."""
+    scores, query, cache, table, kv_lens = score_case(4, [0, 2, 66, 150], torch.float32)
+    expected = scores.clone()
+    kernels.proxy_score(expected, query, cache, table, kv_lens, 4)
+    monkeypatch.setattr(proxy_score, "SINGLE_PROGRAMS", 0)
+    monkeypatch.setattr(proxy_score, "PROGRAMS", programs)
+    kernels.proxy_score(scores, query, cache, table, kv_lens, 4)
+    assert torch.equal(scores == -123.0, expected == -123.0)
+    assert torch.allclose(scores, expected, rtol=0, atol=1e-6 if INTERPRETED else 0)
 
 
 def test_a_live_nan_is_the_score_of_its_page_for_the_rows_that_see_it():

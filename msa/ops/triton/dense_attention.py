@@ -14,16 +14,18 @@ from msa.ops.triton.merge import merge, store_empty, store_partial
 from msa.ops.triton.partials import Partials, check_partials
 from msa.ops.triton.tile import (
     ATTENTION_WARPS,
-    TILE_LINES,
+    LEAST_LINES,
     as_operand,
-    block_address,
-    block_softmax,
-    blocks_per_page,
+    columns,
     dependency_wait,
     fold,
-    load_block,
+    load_page,
     load_queries,
+    load_values,
+    most_lines,
+    norm_columns,
     nothing,
+    page_softmax,
     physical_page,
 )
 
@@ -32,7 +34,7 @@ WHOLE_PARTS = 32
 LEAST_PAGES = 4
 # Parts of a node of the merge.
 NODE = 8
-# The place of a page is loaded two blocks ahead of its tokens, those as far ahead of their use.
+# The place of a page is loaded two pages ahead of its tokens, those as far ahead of their use.
 STAGES = 5
 
 
@@ -41,9 +43,9 @@ def whole_parts() -> int:
     return NODE if interpreted(_attend) else WHOLE_PARTS
 
 
-def dense_parts(page_size: int) -> int:
-    """Parts S that a row's attention is split into: those of its whole pages, and those of its partial page."""
-    return whole_parts() + blocks_per_page(page_size)
+def dense_parts() -> int:
+    """Parts S that a row's attention is split into: those of its whole pages, and its partial page."""
+    return whole_parts() + 1
 
 
 @triton.jit
@@ -57,7 +59,8 @@ def _walk(
     peaks,
     norms,
     totals,
-    queries,
+    operand,
+    unit,
     k_cache,
     v_cache,
     table,
@@ -70,16 +73,13 @@ def _walk(
     part,
     width,
     pages,
-    scale,
     Q: tl.constexpr,
     ROWS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     LINES: tl.constexpr,
     PARTS: tl.constexpr,
     LEAST: tl.constexpr,
-    EACH: tl.constexpr,
     P: tl.constexpr,
-    N: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
@@ -87,31 +87,26 @@ def _walk(
 ):
     """One part of ROWS rows: those of the pages that a row sees in full which its own end puts there.
 
-    EACH blocks are a page. The next blocks are on their way to shared memory while one is computed.
+    The next pages are on their way to shared memory while one is computed.
     """
     whole = tl.minimum(tl.maximum(ends, 0) // P, width)
     each = _pages_each(whole, PARTS, LEAST)
     # Ends grow from row to row, and parts with them: the first row's part begins first, the last one's ends last.
     least = tl.minimum(tl.maximum(length - Q + 1 + first, 0) // P, width)
     most = tl.minimum(tl.maximum(length - Q + tl.minimum(first + ROWS, Q), 0) // P, width)
-    begin = part * _pages_each(least, PARTS, LEAST) * EACH
-    end = tl.minimum((part + 1) * _pages_each(most, PARTS, LEAST), most) * EACH
+    begin = part * _pages_each(least, PARTS, LEAST)
+    end = tl.minimum((part + 1) * _pages_each(most, PARTS, LEAST), most)
     # Most parts of a short request are empty.
     if begin < end:
-        operand, unit = as_operand(queries, k_cache, 1)
-        peak, norm, total = nothing(LINES, BLOCK_D)
-        for block in tl.range(begin, end, num_stages=STAGES):
-            page = block // EACH
+        peak, norm, total = nothing(LINES, norm_columns(LINES), BLOCK_D)
+        for page in tl.range(begin, end, num_stages=STAGES):
             physical = physical_page(table, page, True, pages)
-            address = block_address(physical, KV_HEADS, kv_head, block % EACH * N, P, N, D, BLOCK_D)
-            keys = load_block(k_cache, address, True, D, BLOCK_D, False)
-            values = load_block(v_cache, address, True, D, BLOCK_D, False)
-            more_peak, more_norm, more_total = block_softmax(
-                operand, keys, values, True, scale * unit, False, False, WIDE
-            )
+            keys = load_page(k_cache, physical, KV_HEADS, kv_head, True, P, D, BLOCK_D, False)
+            values = load_values(v_cache, physical, KV_HEADS, kv_head, True, P, D, BLOCK_D, False)
+            more_peak, more_norm, more_total = page_softmax(operand, keys, values, True, unit, False, False, WIDE)
             mine = real & (page >= part * each) & (page < tl.minimum((part + 1) * each, whole))
             peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
-        store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
+        store_partial(peaks, norms, totals, place, peak, norm, total, real, columns(v_cache, BLOCK_D), D)
     else:
         store_empty(peaks, place, real)
 
@@ -139,9 +134,7 @@ def _attend(
     LINES: tl.constexpr,
     WHOLE: tl.constexpr,
     LEAST: tl.constexpr,
-    EACH: tl.constexpr,
     P: tl.constexpr,
-    N: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
@@ -152,29 +145,32 @@ def _attend(
     request = tl.program_id(0) // TILES
     first = (tl.program_id(0) % TILES) * ROWS
     kv_head = tl.program_id(1)
-    part = tl.program_id(2) - EACH
-    base = request.to(tl.int64) * Q
+    # The partial pages come first, one row each: what one row does not see, another one may.
+    part = tl.program_id(2) - ROWS
     table = page_table + request.to(tl.int64) * stride
     line = tl.arange(0, LINES)
     token = first + line // BLOCK_G
-    row, head = base + token, kv_head * G + line % BLOCK_G
     real = (line < ROWS * BLOCK_G) & (token < Q) & (line % BLOCK_G < G)
-    queries = load_queries(q, row, head, real, KV_HEADS * G, D, BLOCK_D)
+    head = (request.to(tl.int64) * Q + token) * (KV_HEADS * G) + kv_head * G + line % BLOCK_G
+    queries = load_queries(q, head, real, D, BLOCK_D)
     length = tl.load(kv_lens + request)
-    ends = row_end(None, length, row, token, Q, real)
-    place = (row * (KV_HEADS * G) + head) * (WHOLE + EACH) + tl.where(part >= 0, part, WHOLE + EACH + part)
+    operand, unit = as_operand(queries, k_cache)
+    unit = scale * unit
     if part >= 0:
         _walk(
-            peaks, norms, totals, queries, k_cache, v_cache, table, length, place, first, ends, real, kv_head, part,
-            width, pages, scale,
-            Q, ROWS, KV_HEADS, LINES, WHOLE, LEAST, EACH, P, N, D, BLOCK_D, STAGES, WIDE,
+            peaks, norms, totals, operand, unit, k_cache, v_cache, table, length, head * (WHOLE + 1) + part, first,
+            tl.where(real, row_end(None, length, None, token, Q), 0), real, kv_head, part, width, pages,
+            Q, ROWS, KV_HEADS, LINES, WHOLE, LEAST, P, D, BLOCK_D, STAGES, WIDE,
         )  # fmt: skip
     else:
-        last_page(
-            peaks, norms, totals, queries, k_cache, v_cache, table, None, length, place, base, first, ends, real, real,
-            kv_head, part + EACH, width, pages, scale,
-            Q, ROWS, KV_HEADS, BLOCK_G, LINES, P, N, D, BLOCK_D, WIDE,
+        alone = first - part - 1
+        mine = real & (token == alone)
+        peak, norm, total = last_page(
+            operand, unit, k_cache, v_cache, table, row_end(None, length, None, alone, Q), mine, kv_head, width, pages,
+            KV_HEADS, LINES, P, D, BLOCK_D, WIDE,
         )  # fmt: skip
+        place = head * (WHOLE + 1) + WHOLE
+        store_partial(peaks, norms, totals, place, peak, norm, total, mine, columns(v_cache, BLOCK_D), D)
 
 
 def _dense_attention(
@@ -196,12 +192,13 @@ def _dense_attention(
     check_aligned(q=q, k_cache=k_cache, v_cache=v_cache, peaks=peaks, norms=norms, totals=totals)
     batch, width = page_table.shape
     pages, kv_heads, page_size, dim = k_cache.shape
-    group, each, parts = q.shape[1] // kv_heads, blocks_per_page(page_size), dense_parts(page_size)
+    group, parts = q.shape[1] // kv_heads, dense_parts()
     check_partials(peaks, norms, totals, (batch * qo_len, kv_heads * group, parts, dim))
-    together = min(power_of_two(qo_len), TILE_LINES // power_of_two(group))
+    # Rows of a request that are one tile.
+    together = max(min(power_of_two(qo_len), most_lines(k_cache.dtype) // power_of_two(group)), 1)
     tiles = -(-qo_len // together)
     wide = needs_wide(_attend, k_cache.dtype)
-    _attend[(batch * tiles, kv_heads, parts)](
+    _attend[(batch * tiles, kv_heads, whole_parts() + together)](
         peaks,
         norms,
         totals,
@@ -220,21 +217,19 @@ def _dense_attention(
         KV_HEADS=kv_heads,
         G=group,
         BLOCK_G=power_of_two(group),
-        LINES=TILE_LINES,
+        LINES=power_of_two(together * power_of_two(group), LEAST_LINES),
         WHOLE=whole_parts(),
         LEAST=LEAST_PAGES,
-        EACH=each,
         P=page_size,
-        N=page_size // each,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
-        # Blocks of fp32 fill the shared memory.
+        # Pages of fp32 fill the shared memory.
         STAGES=1 if wide else STAGES,
         WIDE=wide,
         PDL=pdl,
         **launch_options(ATTENTION_WARPS, pdl),
     )
-    merge(out, peaks, norms, totals, v_scale, pdl, inner=NODE, last=each)
+    merge(out, peaks, norms, totals, v_scale, pdl, node=NODE, span=NODE)
 
 
 _operator = opaque(
@@ -279,7 +274,7 @@ def dense_attention(
         qo_len: Q.
         scale: what logits are multiplied with.
         heads_at_once: of the portable operator; nothing is expanded here.
-        partials: workspace for `dense_parts` (P) parts; its contents need not survive.
+        partials: workspace for `dense_parts` () parts; its contents need not survive.
         k_scale, v_scale: what stored keys and values are multiplied with.
         pdl: launch as programmatic dependents of the kernels before.
 
@@ -288,5 +283,5 @@ def dense_attention(
     Raises:
         ShapeMismatch: the workspace is not for these shapes.
     """
-    workspace = partials.cut(q.shape[0], dense_parts(k_cache.shape[2]))
+    workspace = partials.cut(q.shape[0], dense_parts())
     _operator(out, q, k_cache, v_cache, page_table, kv_lens, qo_len, scale, *workspace, k_scale, v_scale, pdl)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from msa.ops.triton.launch import check_aligned, launch_options, power_of_two
-from msa.ops.triton.tile import dependency_wait, fold, nothing
+from msa.ops.triton.tile import dependency_wait, fold, larger, nothing
 
 # Lines up to which each has a program of its own.
 ALONE = 2048
@@ -23,14 +23,13 @@ def store_partial(
     norm,
     total,
     real,
+    dim,
     D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
 ):
     """Partials stand at ``place`` int64 [M]; a row without tokens stores its peak of -inf and nothing else."""
     some = real & (peak != float("-inf"))
-    dim = tl.arange(0, BLOCK_D)
     tl.store(peaks + place, peak, mask=real)
-    tl.store(norms + place, norm, mask=some)
+    tl.store(norms + place, tl.reduce(norm, 1, larger), mask=some)
     tl.store(totals + place[:, None] * D + dim[None, :], total, mask=some[:, None] & (dim < D)[None, :])
 
 
@@ -38,6 +37,17 @@ def store_partial(
 def store_empty(peaks, place, real):
     """The parts at ``place`` int64 [M] have no token."""
     tl.store(peaks + place, float("-inf"), mask=real)
+
+
+@triton.jit
+def store_result(out, line, norm, total, value_scale, real, dim, D: tl.constexpr):
+    """What softmaxes norm [M, C] and total [M, BLOCK_D] say, to lines int64 [M] of ``out``; +0 where they have no token."""
+    # Not `norm > 0`: a NaN among the live values must reach the output.
+    norm = tl.reduce(norm, 1, larger)
+    empty = norm == 0.0
+    result = tl.where(empty[:, None], 0.0, total / tl.where(empty, 1.0, norm)[:, None] * value_scale)
+    target = out + line[:, None] * D + dim[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=real[:, None] & (dim < D)[None, :])
 
 
 @triton.jit(do_not_specialize=["value_scale", "lines"])
@@ -49,8 +59,8 @@ def _merge(
     value_scale,
     lines,
     PARTS: tl.constexpr,
-    INNER: tl.constexpr,
-    LAST: tl.constexpr,
+    NODE: tl.constexpr,
+    SPAN: tl.constexpr,
     LINES: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -71,23 +81,25 @@ def _merge(
             tl.load(norms + place, mask=real, other=0.0),
             tl.load(totals + place[:, None] * D + dim[None, :], mask=inside, other=0.0),
         )
-    peak, norm, total = nothing(LINES, BLOCK_D)
-    node_peak, node_norm, node_total = nothing(LINES, BLOCK_D)
+    peak, norm, total = nothing(LINES, 1, BLOCK_D)
+    span_peak, span_norm, span_total = nothing(LINES, 1, BLOCK_D)
+    node_peak, node_norm, node_total = nothing(LINES, 1, BLOCK_D)
     for part in tl.static_range(PARTS):
         some = parts[3 * part] != float("-inf")
-        more_norm = tl.where(some, parts[3 * part + 1], 0.0)
+        more_norm = tl.where(some, parts[3 * part + 1], 0.0)[:, None]
         more_total = tl.where(some[:, None], parts[3 * part + 2], 0.0)
         node_peak, node_norm, node_total = fold(
             node_peak, node_norm, node_total, parts[3 * part], more_norm, more_total, some
         )
-        # A node ends behind its parts, the one of whole pages behind the last of them.
-        if part == PARTS - 1 or part == PARTS - LAST - 1 or (part < PARTS - LAST and part % INNER == INNER - 1):
-            peak, norm, total = fold(peak, norm, total, node_peak, node_norm, node_total, real)
-            node_peak, node_norm, node_total = nothing(LINES, BLOCK_D)
-    # Not `norm > 0`: a NaN among the live values must reach the output.
-    empty = norm == 0.0
-    result = tl.where(empty[:, None], 0.0, total / tl.where(empty, 1.0, norm)[:, None] * value_scale)
-    tl.store(out + line[:, None] * D + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
+        if part == PARTS - 1 or part % NODE == NODE - 1:
+            span_peak, span_norm, span_total = fold(
+                span_peak, span_norm, span_total, node_peak, node_norm, node_total, real
+            )
+            node_peak, node_norm, node_total = nothing(LINES, 1, BLOCK_D)
+        if part == PARTS - 1 or part % SPAN == SPAN - 1:
+            peak, norm, total = fold(peak, norm, total, span_peak, span_norm, span_total, real)
+            span_peak, span_norm, span_total = nothing(LINES, 1, BLOCK_D)
+    store_result(out, line, norm, total, value_scale, real, dim, D)
 
 
 def merge(
@@ -98,13 +110,13 @@ def merge(
     value_scale: float,
     pdl: bool,
     *,
-    inner: int,
-    last: int,
+    node: int,
+    span: int,
 ) -> None:
     """``out[r, h]`` is the softmax that the parts of (r, h) make up, folded in one fixed order; +0 if all are empty.
 
-    One launch, grid (T * Hq / lines). Parts are folded to nodes of ``inner`` in order, as a program of the attention folds
-    blocks, and the nodes in order: the bits are those of a workspace in which programs made the nodes.
+    One launch, grid (T * Hq / lines). Parts are folded to nodes of ``node`` in order, those to spans of ``span`` parts, and
+    the spans in order: the bits are those of a workspace in which programs made the nodes, or the spans.
 
     Args:
         out: [T, Hq, D] dtype, device; written in place.
@@ -112,7 +124,7 @@ def merge(
         norms: [T, Hq, S] fp32, device: sums of the weights; may be anything where the part has no token.
         totals: [T, Hq, S, D] fp32, device: weighted sums of values; likewise.
         value_scale: what values are multiplied with.
-        inner, last: parts of a node, and of the last one.
+        node, span: parts of a node and of a span, which is a multiple; the last ones may have fewer.
 
     Read live: the parts. Frozen at capture: all shapes and the scale.
     """
@@ -129,8 +141,8 @@ def merge(
         value_scale,
         lines,
         PARTS=parts,
-        INNER=inner,
-        LAST=last,
+        NODE=node,
+        SPAN=span,
         LINES=together,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),

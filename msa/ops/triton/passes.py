@@ -46,7 +46,7 @@ class TritonPasses:
         pdl: bool = False,
     ) -> None:
         refuse_while_capturing("Triton passes")
-        parts = max(dense_parts(geometry.page_size), sparse_parts(geometry.top_k, geometry.page_size))
+        parts = max(dense_parts(), sparse_parts(geometry.top_k))
         if partials is None:
             partials = Partials(rows, geometry.q_heads, parts, geometry.head_dim, device)
         partials.cut(rows, parts)

@@ -9,26 +9,21 @@ import triton.language as tl
 from msa.ops.triton.launch import check_aligned, launch_options, needs_wide, opaque, power_of_two
 from msa.ops.triton.tile import (
     as_operand,
-    block_address,
     dependency_wait,
-    load_block,
+    larger,
+    load_page,
     load_queries,
     physical_page,
     product,
 )
 
 # Programs of a launch: a page is a program's smallest unit and pages share nothing, so none of these changes a bit. Up to
-# SINGLE_PROGRAMS there is one for each page, which starts sooner; beyond that each strides over pages, which streams.
+# SINGLE_PROGRAMS there is one for each page, which starts sooner; beyond that each takes at least two in a row: it streams,
+# and the scores that it writes lie side by side.
 SINGLE_PROGRAMS = 1024
-PROGRAMS = 2048
+PROGRAMS = 4096
 # The place of a page is loaded two pages ahead of its keys, those as far ahead of their use.
 STAGES = 5
-
-
-@triton.jit
-def _larger(left, right):
-    """The larger of two numbers, NaN if one is: a live NaN must show, and selection ranks it last."""
-    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -36,7 +31,8 @@ def _best(queries, keys, first, last, WIDE: tl.constexpr):
     """Maxima [M] of queries [M, BLOCK_D] over keys [N, BLOCK_D] of the tokens ``first`` and on, up to ``last`` [M]."""
     products = product(queries, tl.trans(keys.to(queries.dtype)), WIDE)
     seen = first + tl.arange(0, keys.shape[0])[None, :] <= last[:, None]
-    return tl.reduce(tl.where(seen, products, float("-inf")), 1, _larger)
+    # A live NaN must show: selection ranks it last.
+    return tl.reduce(tl.where(seen, products, float("-inf")), 1, larger)
 
 
 @triton.jit(do_not_specialize=["kv_lens", "page_table", "width", "score_rows", "pages"])
@@ -74,18 +70,19 @@ def _score_pages(
     # Line t * HEADS + h is row t of the request under index head h, which is how the queries lie in memory.
     last = length - Q + line // HEADS
     row = request.to(tl.int64) * Q + line // HEADS
-    queries = load_queries(index_q, row, line % HEADS, real, HEADS, D, BLOCK_D)
+    queries = load_queries(index_q, row * HEADS + line % HEADS, real, D, BLOCK_D)
     target = ((line % HEADS) * score_rows.to(tl.int64) + row) * width
     if own < count:
-        operand, unit = as_operand(queries, index_k, 1)
+        operand, unit = as_operand(queries, index_k)
         if SINGLE:
-            keys = load_block(index_k, block_address(physical, 1, 0, 0, P, P, D, BLOCK_D), True, D, BLOCK_D, False)
+            keys = load_page(index_k, physical, 1, 0, True, P, D, BLOCK_D, False)
             best = _best(operand, keys, own * P, last, WIDE)
             tl.store(scores + target + own, best * unit, mask=real & (own * P <= last))
         else:
-            for page in tl.range(own, count, tl.num_programs(1), num_stages=STAGES):
-                place = block_address(physical_page(table, page, True, pages), 1, 0, 0, P, P, D, BLOCK_D)
-                keys = load_block(index_k, place, True, D, BLOCK_D, False)
+            each = (count + tl.num_programs(1) - 1) // tl.num_programs(1)
+            for page in tl.range(own * each, tl.minimum((own + 1) * each, count), num_stages=STAGES):
+                physical = physical_page(table, page, True, pages)
+                keys = load_page(index_k, physical, 1, 0, True, P, D, BLOCK_D, False)
                 best = _best(operand, keys, page * P, last, WIDE)
                 tl.store(scores + target + page, best * unit, mask=real & (page * P <= last))
 
@@ -104,7 +101,7 @@ def _proxy_score(
     batch = page_table.shape[0]
     pages, _, page_size, dim = index_k.shape
     single = batch * width <= SINGLE_PROGRAMS
-    per_request = width if single else max(1, min(width, PROGRAMS // batch))
+    per_request = width if single else max(1, min(-(-width // 2), PROGRAMS // batch))
     _score_pages[(batch, per_request)](
         scores,
         index_q,
@@ -150,7 +147,7 @@ def proxy_score(
     What `msa.ops.proxy_score` says holds here: pages that a row does not see keep the bits that ``scores`` had, a live
     NaN gives NaN, and an index scale is left out because it cannot change a ranking.
 
-    One launch, grid (B, programs per request). Programs of a request stride over its pages, up to its own length, so a
+    One launch, grid (B, programs per request). Programs of a request share out its pages, up to its own length, so a
     capacity far above the live length costs nothing but empty programs. Where there is a program for every entry of the
     table, it reads its entry while the length is still on its way.
 

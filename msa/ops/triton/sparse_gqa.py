@@ -1,9 +1,8 @@
-"""Sparse attention: the rows of a request walk the union of their pages, each adding its own pages only."""
+"""Sparse attention: every row walks its own pages, a page's softmax at a time."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -11,193 +10,150 @@ import triton.language as tl
 
 from msa.ops.triton.last_page import last_page, row_end
 from msa.ops.triton.launch import check_aligned, interpreted, launch_options, needs_wide, opaque, power_of_two
-from msa.ops.triton.merge import merge, store_empty, store_partial
+from msa.ops.triton.merge import merge, store_partial, store_result
 from msa.ops.triton.partials import Partials, check_partials
 from msa.ops.triton.tile import (
     ATTENTION_WARPS,
-    TILE_LINES,
+    LEAST_LINES,
     as_operand,
-    block_address,
-    block_softmax,
-    blocks_per_page,
+    columns,
     dependency_wait,
     fold,
-    load_block,
+    load_page,
     load_queries,
+    load_values,
+    norm_columns,
     nothing,
+    page_softmax,
     physical_page,
 )
 
-# Entries of a page list whose blocks are folded one by one before the merge: what makes a row's bits.
+# Entries of a page list whose softmaxes are folded one by one to a node, and those whose nodes are folded to a span, before
+# the spans are: what makes a row's bits.
 NODE = 4
-# Tiles of single rows up to which a program takes one block, and tiles from which rows walk together.
-FEW_TILES = 16
-MANY_TILES = 32
-STAGES = 3
-# Programs that an H200 runs at a time when each has all the registers it likes; of more, three fit where two did, which is
-# worth a few spilled registers.
-AT_ONCE = 264
-TIGHT_REGISTERS = 168
+SPAN = 8
+# Multiprocessors of a Hopper GPU, and registers of a thread with which three programs fit into one.
+UNITS = 132
+THREE_FIT = 168
 _NO_PAGE = tl.constexpr(2**63 - 1)
 _PAGE = tl.constexpr(2**32)
 
 
-class Split(NamedTuple):
-    """How the work is split, which no bit depends on.
+def entries_of(rows: int, kv_heads: int, top_k: int) -> int:
+    """Entries of a page list that one program walks, which no bit depends on: 1, `NODE`, `SPAN`, or all of them.
 
-    Attributes:
-        rows: query rows of a request that walk their pages together.
-        blocks: blocks of each of their lists that a program walks: 1, or those of `NODE` entries.
+    The fewest with which the programs of T rows and Hkv heads run at one time: a page waits for the one before it, and
+    programs beyond one for each multiprocessor, or two where each has one page only, wait as well. In Triton's interpreter
+    always a node: a function of numpy has other bits in another place of a vector.
     """
-
-    rows: int
-    blocks: int
-
-
-def split_of(batch: int, qo_len: int, kv_heads: int, group: int, page_size: int) -> Split:
-    """The split for B requests of Q rows and Hkv heads of G queries each.
-
-    Few requests: a program per block, so that none waits for a second one. Many: programs that walk, which store fewer
-    partial softmaxes and read a page once for all rows that selected it. In Triton's interpreter there is one split: a
-    product of numpy has other bits at another place of the tile.
-    """
-    together = min(power_of_two(qo_len), TILE_LINES // power_of_two(group))
-    node = NODE * blocks_per_page(page_size)
     if interpreted(_attend):
-        return Split(together, node)
-    if batch * qo_len * kv_heads <= FEW_TILES:
-        return Split(1, 1)
-    return Split(together if batch * -(-qo_len // together) * kv_heads >= MANY_TILES else 1, node)
+        return min(NODE, top_k)
+    lists = rows * kv_heads
+    for entries, most in ((1, 2 * UNITS), (NODE, UNITS), (SPAN, UNITS)):
+        if entries < top_k and lists * -(-top_k // entries) <= most:
+            return entries
+    return top_k
 
 
-def sparse_parts(top_k: int, page_size: int, blocks: int = 1) -> int:
-    """Parts S that a row's attention is split into: one per ``blocks`` of its list, and those of its partial page."""
-    each = blocks_per_page(page_size)
-    return -(-top_k * each // blocks) + each
+def _stages(lists: int, entries: int, size: int) -> int:
+    """Pages in shared memory at one time, and one more, for caches of numbers of ``size`` bytes; 1 loads into registers."""
+    if entries == 1 or size > 2:
+        return 1
+    # Two pages where they leave room for another program, or there is none.
+    return 3 if size == 1 or lists <= UNITS else 2
 
 
-@triton.jit
-def _distinct(keys, N: tl.constexpr):
-    """How many different pages keys [N] name."""
-    index = tl.arange(0, N)
-    earlier = (keys[:, None] == keys[None, :]) & (index[None, :] < index[:, None])
-    repeated = tl.max(earlier.to(tl.int32), axis=1)
-    return tl.sum(((repeated == 0) & (keys != _NO_PAGE)).to(tl.int32))
-
-
-@triton.jit
-def _whole(ids, width, end, P: tl.constexpr):
-    """Which pages are there and seen in full by a row that sees ``end`` tokens."""
-    return (ids >= 0) & (ids < width) & ((ids + 1) * P <= end)
+def sparse_parts(top_k: int) -> int:
+    """The most parts S that a row's attention is split into."""
+    return top_k
 
 
 @triton.jit
-def _own_page(page_ids, row, kv_head, slot, end, real, width, KV_HEADS: tl.constexpr, K: tl.constexpr, P: tl.constexpr):
-    """Entry ``slot`` of each line's list [M] int32, -1 where its row does not see that page in full."""
-    there = tl.where(slot < K, real, False)
-    ids = tl.load(page_ids + (row * KV_HEADS + kv_head) * K + slot, mask=there, other=-1)
-    return tl.where(_whole(ids, width, end, P), ids, -1)
+def _emptied(peak, norm, total, full):
+    """The softmax, and none at all where ``full``."""
+    return tl.where(full, float("-inf"), peak), tl.where(full, 0.0, norm), tl.where(full, 0.0, total)
 
 
 @triton.jit
 def _walk(
-    peaks,
-    norms,
-    totals,
-    queries,
+    operand,
+    unit,
     k_cache,
     v_cache,
     page_ids,
     table,
-    qo_offsets,
-    length,
-    place,
-    base,
-    first,
-    row,
-    ends,
+    end,
+    listed,
+    slot,
     real,
     kv_head,
-    part,
     width,
     pages,
-    scale,
-    Q: tl.constexpr,
-    ROWS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     LINES: tl.constexpr,
     K: tl.constexpr,
-    STEP: tl.constexpr,
-    EACH: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    NODE: tl.constexpr,
+    SPAN: tl.constexpr,
     P: tl.constexpr,
-    N: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The blocks ``part * STEP`` and on of the lists of ROWS rows, as far as a row sees their pages in full.
+    """The softmax of a row over ENTRIES of its list from ``slot`` on: peak [LINES], norm [LINES, C], total [LINES, BLOCK_D].
 
-    EACH blocks are a page. The next blocks are on their way to shared memory while one is computed.
+    Pages that the row sees in full are walked in ascending order, the next ones on their way to shared memory while one is
+    computed. The page that it sees in part, which is the last one that it sees, comes behind them.
     """
-    entries: tl.constexpr = STEP // EACH if STEP > EACH else 1
-    halves: tl.constexpr = STEP // entries
-    slot = part * STEP // EACH
-    half = part * STEP % EACH
-    if ROWS * STEP == 1:
-        ids = tl.load(page_ids + ((base + first) * KV_HEADS + kv_head) * K + slot)
-        # Its place is read before it is known whether the row sees it: what is outside the table is not.
-        physical = physical_page(table, ids, (ids >= 0) & (ids < width), pages)
-        end = row_end(qo_offsets, length, base + first, first, Q, True)
-        count = tl.where(_whole(ids, width, end, P), 1, 0)
-    else:
-        token = first + tl.arange(0, ROWS)
-        entry = slot + tl.arange(0, entries)
-        list_ends = row_end(qo_offsets, length, base + token, token, Q, token < Q)
-        listed = ((base + token)[:, None] * KV_HEADS + kv_head) * K + entry[None, :]
-        ids = tl.load(page_ids + listed, mask=(token < Q)[:, None] & (entry < K)[None, :], other=-1)
-        physical = physical_page(table, ids, (ids >= 0) & (ids < width), pages)
-        whole = _whole(ids, width, list_ends[:, None], P)
-        walk = tl.reshape(tl.where(whole, ids.to(tl.int64) * _PAGE + physical, _NO_PAGE), [ROWS * entries])
-        own_a = _own_page(page_ids, row, kv_head, slot, ends, real, width, KV_HEADS, K, P)
-        if entries > 1:
-            own_b = _own_page(page_ids, row, kv_head, slot + 1, ends, real, width, KV_HEADS, K, P)
-            own_c = _own_page(page_ids, row, kv_head, slot + 2, ends, real, width, KV_HEADS, K, P)
-            own_d = _own_page(page_ids, row, kv_head, slot + 3, ends, real, width, KV_HEADS, K, P)
-        count = _distinct(walk, ROWS * entries)
-        key = tl.min(walk)
-    if count > 0:
-        operand, unit = as_operand(queries, k_cache, 1)
-        if ROWS * STEP == 1:
-            address = block_address(physical, KV_HEADS, kv_head, half * N, P, N, D, BLOCK_D)
-            keys = load_block(k_cache, address, True, D, BLOCK_D, False)
-            values = load_block(v_cache, address, True, D, BLOCK_D, False)
-            peak, norm, total = block_softmax(operand, keys, values, True, scale * unit, False, False, WIDE)
-        else:
-            peak, norm, total = nothing(LINES, BLOCK_D)
-            here = half
-            for step in tl.range(0, count * halves, num_stages=STAGES):
-                page = (key // _PAGE).to(tl.int32)
-                mine = own_a == page
-                if entries > 1:
-                    mine = mine | (own_b == page) | (own_c == page) | (own_d == page)
-                address = block_address(key % _PAGE, KV_HEADS, kv_head, here * N, P, N, D, BLOCK_D)
-                keys = load_block(k_cache, address, True, D, BLOCK_D, False)
-                values = load_block(v_cache, address, True, D, BLOCK_D, False)
-                # Choosing instead of branching: the compiler looks ahead past no branch.
-                key = tl.where(step % halves == halves - 1, tl.min(tl.where(walk > key, walk, _NO_PAGE)), key)
-                here = half + (step + 1) % halves
-                more_peak, more_norm, more_total = block_softmax(
-                    operand, keys, values, True, scale * unit, False, False, WIDE
-                )
-                peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, mine)
-        store_partial(peaks, norms, totals, place, peak, norm, total, real, D, BLOCK_D)
-    else:
-        store_empty(peaks, place, real)
+    entry = slot + tl.arange(0, ENTRIES)
+    ids = tl.load(page_ids + listed + entry, mask=entry < K, other=-1)
+    # Places are read before it is known whether the row sees them: what is outside the table is not.
+    physical = physical_page(table, ids, (ids >= 0) & (ids < width), pages)
+    whole = (ids >= 0) & (ids < width) & ((ids + 1) * P <= end)
+    walk = tl.where(whole, ids.to(tl.int64) * _PAGE + physical, _NO_PAGE)
+    # A list that names a page twice, which none may, must not lead the walk outside the cache.
+    earlier = (walk[:, None] == walk[None, :]) & (entry[None, :] < entry[:, None])
+    count = tl.sum((whole & (tl.max(earlier.to(tl.int32), axis=1) == 0)).to(tl.int32))
+    key = tl.min(walk)
+    peak, norm, total = nothing(LINES, norm_columns(LINES), BLOCK_D)
+    if ENTRIES > NODE:
+        span_peak, span_norm, span_total = nothing(LINES, norm_columns(LINES), BLOCK_D)
+    if ENTRIES > SPAN:
+        sum_peak, sum_norm, sum_total = nothing(LINES, norm_columns(LINES), BLOCK_D)
+    for step in tl.range(0, count, num_stages=STAGES):
+        keys = load_page(k_cache, key % _PAGE, KV_HEADS, kv_head, True, P, D, BLOCK_D, False)
+        values = load_values(v_cache, key % _PAGE, KV_HEADS, kv_head, True, P, D, BLOCK_D, False)
+        key = tl.min(tl.where(walk > key, walk, _NO_PAGE))
+        more_peak, more_norm, more_total = page_softmax(operand, keys, values, True, unit, False, False, WIDE)
+        peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, real)
+        # Choosing instead of branching: the compiler looks ahead past no branch.
+        if ENTRIES > NODE:
+            full = step % NODE == NODE - 1
+            span_peak, span_norm, span_total = fold(span_peak, span_norm, span_total, peak, norm, total, real & full)
+            peak, norm, total = _emptied(peak, norm, total, full)
+        if ENTRIES > SPAN:
+            full = step % SPAN == SPAN - 1
+            sum_peak, sum_norm, sum_total = fold(
+                sum_peak, sum_norm, sum_total, span_peak, span_norm, span_total, real & full
+            )
+            span_peak, span_norm, span_total = _emptied(span_peak, span_norm, span_total, full)
+    if tl.max(((ids >= 0) & (ids == tl.maximum(end, 0) // P)).to(tl.int32)) > 0:
+        more_peak, more_norm, more_total = last_page(
+            operand, unit, k_cache, v_cache, table, end, real, kv_head, width, pages,
+            KV_HEADS, LINES, P, D, BLOCK_D, WIDE,
+        )  # fmt: skip
+        peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, real)
+    if ENTRIES > NODE:
+        peak, norm, total = fold(span_peak, span_norm, span_total, peak, norm, total, real)
+    if ENTRIES > SPAN:
+        peak, norm, total = fold(sum_peak, sum_norm, sum_total, peak, norm, total, real)
+    return peak, norm, total
 
 
-@triton.jit(do_not_specialize=["page_table", "kv_lens", "qo_offsets", "width", "pages", "scale"])
+@triton.jit(do_not_specialize=["page_table", "kv_lens", "qo_offsets", "width", "pages", "scale", "value_scale"])
 def _attend(
+    out,
     peaks,
     norms,
     totals,
@@ -211,20 +167,17 @@ def _attend(
     width,
     pages,
     scale,
+    value_scale,
     Q: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILES: tl.constexpr,
     KV_HEADS: tl.constexpr,
     G: tl.constexpr,
-    BLOCK_G: tl.constexpr,
     LINES: tl.constexpr,
     K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STEP: tl.constexpr,
-    EACH: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    NODE: tl.constexpr,
+    SPAN: tl.constexpr,
     PARTS: tl.constexpr,
     P: tl.constexpr,
-    N: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
@@ -232,37 +185,26 @@ def _attend(
     PDL: tl.constexpr,
 ):
     dependency_wait(PDL)
-    request = tl.program_id(0) // TILES
-    first = (tl.program_id(0) % TILES) * ROWS
+    row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
-    # The last parts come first: they take longest.
-    part = tl.program_id(2) - EACH
-    base = request.to(tl.int64) * Q
-    table = page_table + request.to(tl.int64) * width
+    part = tl.program_id(2)
+    request = row // Q
     line = tl.arange(0, LINES)
-    token = first + line // BLOCK_G
-    row, head = base + token, kv_head * G + line % BLOCK_G
-    real = (line < ROWS * BLOCK_G) & (token < Q) & (line % BLOCK_G < G)
-    queries = load_queries(q, row, head, real, KV_HEADS * G, D, BLOCK_D)
-    length = tl.load(kv_lens + request)
-    ends = row_end(qo_offsets, length, row, token, Q, real)
-    place = (row * (KV_HEADS * G) + head) * PARTS + tl.where(part >= 0, part, PARTS + part)
-    if part >= 0:
-        _walk(
-            peaks, norms, totals, queries, k_cache, v_cache, page_ids, table, qo_offsets, length, place, base, first,
-            row, ends, real, kv_head, part, width, pages, scale,
-            Q, ROWS, KV_HEADS, LINES, K, STEP, EACH, P, N, D, BLOCK_D, STAGES, WIDE,
-        )  # fmt: skip
+    real = line < G
+    head = row * (KV_HEADS * G) + kv_head * G + line
+    queries = load_queries(q, head, real, D, BLOCK_D)
+    end = row_end(qo_offsets, tl.load(kv_lens + request), row, 0, Q)
+    operand, unit = as_operand(queries, k_cache)
+    peak, norm, total = _walk(
+        operand, scale * unit, k_cache, v_cache, page_ids, page_table + request * width, end,
+        (row * KV_HEADS + kv_head) * K, part * ENTRIES, real, kv_head, width, pages,
+        KV_HEADS, LINES, K, ENTRIES, NODE, SPAN, P, D, BLOCK_D, STAGES, WIDE,
+    )  # fmt: skip
+    if PARTS == 0:
+        store_result(out, head, norm, total, value_scale, real, columns(v_cache, BLOCK_D), D)
     else:
-        slot = tl.arange(0, BLOCK_K)
-        listed = ((row * KV_HEADS + kv_head) * K)[:, None] + slot[None, :]
-        ids = tl.load(page_ids + listed, mask=real[:, None] & (slot < K)[None, :], other=-1)
-        wanted = tl.max((ids == (tl.maximum(ends, 0) // P)[:, None]).to(tl.int32), axis=1) > 0
-        last_page(
-            peaks, norms, totals, queries, k_cache, v_cache, table, qo_offsets, length, place, base, first, ends,
-            wanted, real, kv_head, part + EACH, width, pages, scale,
-            Q, ROWS, KV_HEADS, BLOCK_G, LINES, P, N, D, BLOCK_D, WIDE,
-        )  # fmt: skip
+        place = head * PARTS + part
+        store_partial(peaks, norms, totals, place, peak, norm, total, real, columns(v_cache, BLOCK_D), D)
 
 
 def _sparse_gqa(
@@ -288,14 +230,12 @@ def _sparse_gqa(
     batch, width = page_table.shape
     pages, _, page_size, dim = k_cache.shape
     qo_len, group = rows // batch, q.shape[1] // kv_heads
-    split, each = split_of(batch, qo_len, kv_heads, group, page_size), blocks_per_page(page_size)
-    parts = sparse_parts(top_k, page_size, split.blocks)
+    entries = entries_of(rows, kv_heads, top_k)
+    parts = -(-top_k // entries) if entries < top_k else 0
     check_partials(peaks, norms, totals, (rows, kv_heads * group, parts, dim))
-    tiles = -(-qo_len // split.rows)
     wide = needs_wide(_attend, k_cache.dtype)
-    grid = (batch * tiles, kv_heads, parts)
-    tight = split == (1, 1) and math.prod(grid) > AT_ONCE
-    _attend[grid](
+    _attend[(rows, kv_heads, max(parts, 1))](
+        out,
         peaks,
         norms,
         totals,
@@ -309,29 +249,26 @@ def _sparse_gqa(
         width,
         pages,
         scale * k_scale * math.log2(math.e),
+        v_scale,
         Q=qo_len,
-        ROWS=split.rows,
-        TILES=tiles,
         KV_HEADS=kv_heads,
         G=group,
-        BLOCK_G=power_of_two(group),
-        LINES=TILE_LINES,
+        LINES=power_of_two(group, LEAST_LINES),
         K=top_k,
-        BLOCK_K=power_of_two(top_k),
-        STEP=split.blocks,
-        EACH=each,
+        ENTRIES=power_of_two(entries),
+        NODE=NODE,
+        SPAN=SPAN,
         PARTS=parts,
         P=page_size,
-        N=page_size // each,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
-        # One block has none to wait beside it, and blocks of fp32 fill the shared memory.
-        STAGES=1 if wide or split == (1, 1) else STAGES,
+        STAGES=1 if wide else _stages(rows * kv_heads, entries, k_cache.itemsize),
         WIDE=wide,
         PDL=pdl,
-        **launch_options(ATTENTION_WARPS, pdl, **({"maxnreg": TIGHT_REGISTERS} if tight else {})),
+        **launch_options(ATTENTION_WARPS, pdl, **({"maxnreg": THREE_FIT} if entries == 1 and not wide else {})),
     )
-    merge(out, peaks, norms, totals, v_scale, pdl, inner=NODE * each // split.blocks, last=each)
+    if parts:
+        merge(out, peaks, norms, totals, v_scale, pdl, node=max(NODE // entries, 1), span=max(SPAN // entries, 1))
 
 
 _operator = opaque(
@@ -361,12 +298,10 @@ def sparse_gqa(
 ) -> None:
     """``out[r]`` is the attention of row r over its selected pages; exactly zero if it sees no token.
 
-    Two launches. The first, grid (B * tiles of rows, Hkv, parts), makes partial softmaxes in fp32 of blocks of 64 tokens:
-    those of the pages that a row sees in full, each by itself or folded over four entries of its list, and in the last
-    parts those of the page that it sees in part. A program walks the union of its rows' pages in ascending order and reads
-    each page once; a row takes a page in only if its own list has it. The second folds what is left, four entries a node,
-    and adds the nodes in one fixed tree. A row's bits follow from its own list: neither `split_of` nor the rows beside it
-    change one.
+    One launch or two. The first, grid (T, Hkv, parts), makes a softmax in fp32 of every page and folds them: four entries of
+    a list to a node, two nodes to a span, and the spans in order. A program walks a whole list, or `entries_of` it, and
+    stores what its part comes to; then the second launch folds the rest in the same order. So a row's bits follow from its
+    own list: neither how the work is split nor the rows beside it change one.
 
     Tokens that a row does not see and pages that it did not select cannot reach it, NaN or not.
 
@@ -378,7 +313,7 @@ def sparse_gqa(
         page_table: [B, W] int32, device, contiguous; entries that no id names may hold anything.
         row_requests: [T] int64, device: the row's request, which must be r // Q; not read.
         kv_lens: [B] int32, device, tokens.
-        qo_offsets: [T] int32, device: position of the row; negative if it has none. Ascending within a request.
+        qo_offsets: [T] int32, device: position of the row; negative if it has none.
         scale: what logits are multiplied with.
         partials: workspace for `sparse_parts` (K) parts at most; its contents need not survive.
         k_scale, v_scale: what stored keys and values are multiplied with.
@@ -390,10 +325,8 @@ def sparse_gqa(
         ShapeMismatch: the workspace is not for these shapes.
     """
     rows, kv_heads, top_k = page_ids.shape
-    batch = page_table.shape[0]
-    page_size = k_cache.shape[2]
-    split = split_of(batch, rows // batch, kv_heads, q.shape[1] // kv_heads, page_size)
-    workspace = partials.cut(rows, sparse_parts(top_k, page_size, split.blocks))
+    entries = entries_of(rows, kv_heads, top_k)
+    workspace = partials.cut(rows, -(-top_k // entries) if entries < top_k else 0)
     _operator(
         out,
         q,
