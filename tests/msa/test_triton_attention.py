@@ -151,6 +151,13 @@ def test_every_split_of_the_work_gives_the_answer(monkeypatch, entries, dtype):
     assert torch.equal(out, plain) if not INTERPRETED else torch.allclose(out, plain, rtol=0, atol=1e-6)
 
 
+def test_a_list_that_names_a_page_twice_does_not_lead_a_walk_out_of_the_cache(monkeypatch):
+    """No list may; expected: the page counts once."""
+    monkeypatch.setattr(sparse_gqa, "entries_of", lambda rows, kv_heads, top_k: top_k)
+    case = Case(338, [[1, 3, 3, 3, 7, 20, 20]])
+    assert torch.allclose(case.sparse()[0].double(), case.right(0, pages=[1, 3, 7, 20]), rtol=0, atol=5e-6)
+
+
 def test_programs_walk_what_keeps_them_running_at_one_time(monkeypatch):
     """Expected: by hand, for lists of 16 pages: 264 programs of one page at most, 132 of more."""
     monkeypatch.setattr(sparse_gqa, "interpreted", lambda kernel: False)
