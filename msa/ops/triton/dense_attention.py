@@ -258,12 +258,12 @@ def dense_attention(
 ) -> None:
     """``out[r]`` is the attention of row r over every token up to its own; exactly zero if there is none.
 
-    Two launches. The first, grid (B * tiles of rows, Hkv, parts), makes partial softmaxes in fp32: the pages that a row
-    sees in full go to 32 parts of equal length, at least four pages each, and the page that it sees in part to parts of
-    its own, masked.
-    Which pages a part holds follows from the row's own position: rows of a request that end in different pages walk the
-    union of theirs, each taking its own in. So a row's bits do not depend on how many query tokens share the step, and no
-    loop is bounded by the capacity. The second adds the parts in one fixed tree.
+    Two launches. The first, grid (B * tiles of rows, Hkv, 32 + rows of a tile), makes partial softmaxes in fp32: the pages
+    that a row sees in full go to 32 parts of equal length, at least four pages each, and the page that it sees in part to a
+    part of its own, made by a program of its own. Which pages a part holds follows from the row's own position: rows of a
+    request that end in different pages walk the union of theirs, each taking its own in. So a row's bits do not depend on
+    how many query tokens share the step, and no loop is bounded by the capacity. The second adds the parts in one fixed
+    tree.
 
     Args:
         out: [B * Q, Hq, D] dtype, device; written in place.

@@ -121,7 +121,7 @@ class TritonPasses:
         kv_lens: torch.Tensor,
         qo_offsets: torch.Tensor,
     ) -> None:
-        """`msa.ops.triton.sparse_gqa`; two launches."""
+        """`msa.ops.triton.sparse_gqa`; one launch, or two."""
         given = (out, q, cache.k, cache.v, page_ids, page_table, row_requests, kv_lens, qo_offsets)
         self._admit("sparse_gqa", given, page_ids.shape[0] // page_table.shape[0])
         kernels.sparse_gqa(*given, self.geometry.scale, **self._attention(cache))

@@ -40,11 +40,12 @@ _PAGE = tl.constexpr(2**32)
 
 
 def entries_of(rows: int, kv_heads: int, top_k: int) -> int:
-    """Entries of a page list that one program walks, which no bit depends on: 1, `NODE`, `SPAN`, or all of them.
+    """Entries of a page list that one program walks: 1, `NODE`, `SPAN`, or all of them. No bit depends on it.
 
-    The fewest with which the programs of T rows and Hkv heads run at one time: a page waits for the one before it, and
-    programs beyond one for each multiprocessor, or two where each has one page only, wait as well. In Triton's interpreter
-    always a node: a function of numpy has other bits in another place of a vector.
+    The fewest with which the programs of T rows and Hkv heads all run at one time, one on each multiprocessor, or two where
+    each has a single page: the pages of a program wait for each other, and programs too many for the GPU do as well.
+
+    In Triton's interpreter always a node: a function of numpy has other bits in another place of a vector.
     """
     if interpreted(_attend):
         return min(NODE, top_k)
@@ -56,7 +57,10 @@ def entries_of(rows: int, kv_heads: int, top_k: int) -> int:
 
 
 def _stages(lists: int, entries: int, size: int) -> int:
-    """Pages in shared memory at one time, and one more, for caches of numbers of ``size`` bytes; 1 loads into registers."""
+    """How far a walk looks ahead (``num_stages``), for caches of numbers of ``size`` bytes.
+
+    One more than the pages that shared memory then holds at a time; 1 brings a page through registers.
+    """
     if entries == 1 or size > 2:
         return 1
     # Two pages where they leave room for another program, or there is none.
