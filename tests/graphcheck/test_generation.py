@@ -29,6 +29,7 @@ def test_a_seed_gives_the_same_after_tests_that_drew_from_the_same_ranges(monkey
 
     @settings(
         max_examples=300,
+        derandomize=True,
         database=None,
         deadline=None,
         phases=(Phase.generate,),

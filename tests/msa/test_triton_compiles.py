@@ -6,11 +6,13 @@ The interpreter takes Python that Triton's compiler refuses, so running there is
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 from msa import DecodeDriver, Geometry, PagedCache
+from msa.errors import GeometryError
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
@@ -109,3 +111,11 @@ def test_every_variant_of_a_driver_compiles_for_hopper(launches, parallel, qo_le
     # A bucket makes another variant only where the work is split in another way, lengths and tables never do.
     prepare(parallel, qo_len, stored, pdl, bucket=3)
     assert [".".join(name.rsplit(".", 2)[-2:]) for name, _ in launches.compiled][len(names) :] == more
+
+
+@pytest.mark.parametrize("page_size", [8, 256])
+def test_pages_that_no_kernel_takes_are_refused_with_the_way_out(page_size):
+    geometry = replace(Geometry.m3(4, max_batch=1, max_pages=8, num_pages=8), page_size=page_size)
+    with pytest.raises(GeometryError, match=f"got {page_size} tokens of 128 numbers.*kernels='portable'"):
+        DecodeDriver(geometry, 1, 1, "cpu", kernels="triton")
+    DecodeDriver(geometry, 1, 1, "cpu")

@@ -8,6 +8,7 @@ import torch
 
 from graphcheck.contract import refuse_while_capturing
 from msa.cache import PagedCache
+from msa.errors import GeometryError
 from msa.geometry import Geometry
 from msa.ladder import Ladder
 from msa.ops import triton as kernels
@@ -15,6 +16,11 @@ from msa.ops.triton.dense_attention import dense_parts
 from msa.ops.triton.partials import Partials
 from msa.ops.triton.sparse_gqa import sparse_parts
 from msa.passes import index_keys
+
+# Tokens of a page of two bytes or one at least, as many as an instruction of a product takes, and numbers of a head in a page
+# at most: three pages of keys and values have to fit into shared memory.
+LEAST_PAGE = 16
+LARGEST_PAGE = 128 * 128
 
 
 class TritonPasses:
@@ -34,6 +40,7 @@ class TritonPasses:
     Raises:
         CaptureRefused: the current stream is capturing.
         CapacityExceeded: the shared workspace is too small.
+        GeometryError: the kernels take no pages of this size.
     """
 
     def __init__(
@@ -46,6 +53,12 @@ class TritonPasses:
         pdl: bool = False,
     ) -> None:
         refuse_while_capturing("Triton passes")
+        tokens, dtype = geometry.page_size, geometry.stored_kv
+        if tokens * geometry.head_dim > LARGEST_PAGE or (tokens < LEAST_PAGE and dtype.itemsize < 4):
+            raise GeometryError(
+                f"the Triton kernels take pages of {LEAST_PAGE} tokens (8 of fp32) to {LARGEST_PAGE} numbers a head, got "
+                f"{tokens} tokens of {geometry.head_dim} numbers, {dtype}; change page_size, or take kernels='portable'"
+            )
         parts = max(dense_parts(), sparse_parts(geometry.top_k))
         if partials is None:
             partials = Partials(rows, geometry.q_heads, parts, geometry.head_dim, device)
