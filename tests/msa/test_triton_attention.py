@@ -6,6 +6,7 @@ On a machine with a GPU these run there; elsewhere `test_triton_in_a_child` runs
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +20,7 @@ if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("no GPU; test_triton_in_a_child runs these in Triton's interpreter", allow_module_level=True)
 kernels = pytest.importorskip("msa.ops.triton", reason="the kernels need triton, which is not installed")
 sparse_gqa = pytest.importorskip("msa.ops.triton.sparse_gqa", reason="the kernels need triton, which is not installed")
+dense_attention = pytest.importorskip("msa.ops.triton.dense_attention", reason="the kernels need triton")
 Partials = pytest.importorskip(
     "msa.ops.triton.partials", reason="the kernels need triton, which is not installed"
 ).Partials
@@ -151,6 +153,19 @@ def test_every_split_of_the_work_gives_the_answer(monkeypatch, entries, dtype):
     assert torch.equal(out, plain) if not INTERPRETED else torch.allclose(out, plain, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("entries", [1, sparse_gqa.NODE, sparse_gqa.SPAN, 16])
+@pytest.mark.parametrize("ones", [(4, 5), (8, 12)], ids=["nodes", "spans"])
+def test_a_list_is_added_in_nodes_and_spans(monkeypatch, ones, entries):
+    """Expected: by hand. Beside 2**24 a 1 is lost, and 2 is not: two ones of one node, or of one span, come to 2 first."""
+    monkeypatch.setattr(sparse_gqa, "entries_of", lambda rows, kv_heads, top_k: entries)
+    case = Case(16 * PAGE, [list(range(16))], top_k=16)
+    case.q.zero_()
+    case.v.zero_()
+    for page, value in ((0, 2.0**24), *((page, 1.0) for page in ones)):
+        case.v[case.table[0, page], 0, 0] = value
+    assert (case.sparse() * 16 * PAGE).unique().tolist() == [2.0**24 + 2]
+
+
 def test_a_list_that_names_a_page_twice_does_not_lead_a_walk_out_of_the_cache(monkeypatch):
     """No list may; expected: the page counts once."""
     monkeypatch.setattr(sparse_gqa, "entries_of", lambda rows, kv_heads, top_k: top_k)
@@ -191,8 +206,20 @@ def test_the_pages_of_other_rows_change_no_bit():
     assert torch.equal(shared[1], mixed[1])
 
 
-def test_dense_rows_that_end_in_different_pages():
-    case = Case(338, [[0]] * 4)
+@pytest.mark.parametrize("length", [336, 338, 339], ids=["the-last-row-alone", "three-rows", "all-rows"])
+def test_dense_rows_that_end_in_different_pages(length):
+    """Page 20 is whole for the last rows; of 336 tokens, for the last one only."""
+    case = Case(length, [[0]] * 4)
+    out = case.dense()
+    for row in range(4):
+        assert torch.allclose(out[row].double(), case.right(row), rtol=0, atol=5e-6)
+
+
+def test_dense_rows_whose_parts_are_of_different_lengths(monkeypatch):
+    """Two rows see as many whole pages as parts of the least length hold, the next two see one more."""
+    most = dense_attention.LEAST_PAGES * dense_attention.whole_parts()
+    monkeypatch.setattr(sys.modules[__name__], "WIDTH", most + 2)
+    case = Case(most * PAGE + PAGE + 1, [[0]] * 4)
     out = case.dense()
     for row in range(4):
         assert torch.allclose(out[row].double(), case.right(row), rtol=0, atol=5e-6)

@@ -59,7 +59,7 @@ class TritonPasses:
                 f"the Triton kernels take pages of {LEAST_PAGE} tokens (8 of fp32) to {LARGEST_PAGE} numbers a head, got "
                 f"{tokens} tokens of {geometry.head_dim} numbers, {dtype}; change page_size, or take kernels='portable'"
             )
-        parts = max(dense_parts(), sparse_parts(geometry.top_k))
+        parts = max(dense_parts(), sparse_parts(1, geometry.top_k))
         if partials is None:
             partials = Partials(rows, geometry.q_heads, parts, geometry.head_dim, device)
         partials.cut(rows, parts)

@@ -67,9 +67,9 @@ def _stages(lists: int, entries: int, size: int) -> int:
     return 3 if size == 1 or lists <= UNITS else 2
 
 
-def sparse_parts(top_k: int) -> int:
-    """The most parts S that a row's attention is split into."""
-    return top_k
+def sparse_parts(entries: int, top_k: int) -> int:
+    """Parts S of a row's attention where a program walks ``entries`` of its list: none where it walks the whole."""
+    return -(-top_k // entries) if entries < top_k else 0
 
 
 @triton.jit
@@ -235,7 +235,7 @@ def _sparse_gqa(
     pages, _, page_size, dim = k_cache.shape
     qo_len, group = rows // batch, q.shape[1] // kv_heads
     entries = entries_of(rows, kv_heads, top_k)
-    parts = -(-top_k // entries) if entries < top_k else 0
+    parts = sparse_parts(entries, top_k)
     check_partials(peaks, norms, totals, (rows, kv_heads * group, parts, dim))
     wide = needs_wide(_attend, k_cache.dtype)
     _attend[(rows, kv_heads, max(parts, 1))](
@@ -319,7 +319,7 @@ def sparse_gqa(
         kv_lens: [B] int32, device, tokens.
         qo_offsets: [T] int32, device: position of the row; negative if it has none.
         scale: what logits are multiplied with.
-        partials: workspace for `sparse_parts` (K) parts at most; its contents need not survive.
+        partials: workspace for `sparse_parts` (1, K) parts at most; its contents need not survive.
         k_scale, v_scale: what stored keys and values are multiplied with.
         pdl: launch as programmatic dependents of the kernels before.
 
@@ -329,8 +329,7 @@ def sparse_gqa(
         ShapeMismatch: the workspace is not for these shapes.
     """
     rows, kv_heads, top_k = page_ids.shape
-    entries = entries_of(rows, kv_heads, top_k)
-    workspace = partials.cut(rows, -(-top_k // entries) if entries < top_k else 0)
+    workspace = partials.cut(rows, sparse_parts(entries_of(rows, kv_heads, top_k), top_k))
     _operator(
         out,
         q,
