@@ -93,6 +93,6 @@ def test_no_split_of_the_work_changes_a_bit(subject: Subject, monkeypatch: pytes
     sparse_gqa = import_module("msa.ops.triton.sparse_gqa")
     everyone = list(range(len(LENGTHS)))
     plain = subject.answers(everyone, slice(0, QO_LEN))
-    for entries in (1, sparse_gqa.NODE, sparse_gqa.SPAN, subject.geometry.top_k):
+    for entries in (1, sparse_gqa.NODE, subject.geometry.top_k):
         monkeypatch.setattr(sparse_gqa, "entries_of", lambda *_, entries=entries: entries)
         assert differing(subject.answers(everyone, slice(0, QO_LEN)), plain) == [], entries

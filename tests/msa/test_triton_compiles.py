@@ -19,6 +19,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 triton = pytest.importorskip("triton", reason="the kernels need triton, which is not installed")
 
 SHARED_MEMORY = 227 * 1024
+GLUON = pytest.importorskip("triton.experimental.gluon", reason="teams of rows need Triton's Gluon")
+sparse_teams = pytest.importorskip("msa.ops.triton.sparse_teams", reason="teams of rows need Triton's Gluon")
 OPTIONS = ("num_warps", "launch_pdl", "enable_fp_fusion", "maxnreg")
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -32,6 +34,9 @@ TYPES = {
 def kind(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return TYPES[value.dtype]
+    if isinstance(value, sparse_teams.TensorDescriptor):
+        dtype = TYPES[value.base.dtype].removeprefix("*")
+        return f"tensordesc<{dtype}{list(value.block_shape)},{value.layout!r}>"
     return "fp32" if isinstance(value, float) else "i32"
 
 
@@ -58,7 +63,8 @@ class Launches:
             if signature[name].startswith("*") and name not in free
         }
         places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
-        source = triton.compiler.ASTSource(kernel, signature, places, aligned)
+        kinds = GLUON._runtime.GluonASTSource if kernel.is_gluon() else triton.compiler.ASTSource
+        source = kinds(kernel, signature, places, aligned)
         target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
         self.compiled[variant] = triton.compile(source, target=target, options=options)
 
@@ -86,7 +92,7 @@ def prepare(parallel: int, qo_len: int, stored: torch.dtype, pdl: bool, bucket: 
 
 @pytest.mark.parametrize(
     ("parallel", "qo_len", "stored", "pdl", "more"),
-    # 64 page lists are walked in spans and 96 of them as wholes; two and three are taken page by page.
+    # 64 page lists are walked in nodes and 96 of them as wholes; two and three are taken page by page.
     [(1, 8, torch.bfloat16, True, ["sparse_gqa._attend"]), (8, 1, torch.float8_e4m3fn, False, [])],
     ids=["tp1-q8-bf16-pdl", "tp8-q1-fp8"],
 )
@@ -111,6 +117,51 @@ def test_every_variant_of_a_driver_compiles_for_hopper(launches, parallel, qo_le
     # A bucket makes another variant only where the work is split in another way, lengths and tables never do.
     prepare(parallel, qo_len, stored, pdl, bucket=3)
     assert [".".join(name.rsplit(".", 2)[-2:]) for name, _ in launches.compiled][len(names) :] == more
+
+
+@pytest.mark.parametrize(
+    ("bucket", "walkers"),
+    # 48 teams of four rows share the GPU, four programs each, and 160 fill it.
+    [(12, 4), (40, 1)],
+)
+def test_rows_that_may_walk_together_compile_for_hopper_and_fit_twice_into_a_multiprocessor(
+    monkeypatch, launches, bucket, walkers
+):
+    monkeypatch.setattr(sparse_teams, "_hopper", lambda device: True)
+    assert sparse_teams.Plan.of(bucket * 4, 4).walkers == walkers
+    prepare(1, 4, torch.bfloat16, True, bucket=bucket)
+    compiled = {".".join(name.rsplit(".", 2)[-2:]): made for (name, _), made in launches.compiled.items()}
+    assert [name for name in sorted(compiled) if "sparse" in name] == ["sparse_teams._attend_teams"]
+    answered = [name for name, variant in launches.compiled if "merge" in name and "'ANSWERED': True" in variant]
+    assert len(answered) == (1 if walkers > 1 else 0)
+    teams = compiled["sparse_teams._attend_teams"]
+    assert 2 * (teams.metadata.shared + 1024) <= 228 * 1024
+    assert "wgmma" in teams.asm["ptx"] and "cp.async.bulk.tensor" in teams.asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"qo_len": 6},
+        {"k_cache": torch.zeros(2, 4, 64, 128, dtype=torch.bfloat16)},
+        {"k_cache": torch.zeros(2, 4, 128, 128)},
+        {"q": torch.zeros(16, 4 * 32, 128, dtype=torch.bfloat16)},
+        {"page_ids": torch.zeros(16, 4, 8, dtype=torch.int32)},
+    ],
+    ids=["no-whole-teams", "pages", "dtype", "group", "top-k"],
+)
+def test_only_shapes_of_the_kernel_for_teams_go_there(monkeypatch, other):
+    shapes = {
+        "q": torch.zeros(16, 64, 128, dtype=torch.bfloat16),
+        "k_cache": torch.zeros(2, 4, 128, 128, dtype=torch.bfloat16),
+        "page_ids": torch.zeros(16, 4, 16, dtype=torch.int32),
+        "qo_len": 4,
+        "node": 4,
+    }
+    assert not sparse_teams.takes(**shapes), "there is no GPU"
+    monkeypatch.setattr(sparse_teams, "_hopper", lambda device: True)
+    assert sparse_teams.takes(**shapes)
+    assert not sparse_teams.takes(**shapes | other)
 
 
 @pytest.mark.parametrize("page_size", [8, 256])

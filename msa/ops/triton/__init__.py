@@ -1,7 +1,8 @@
 """The passes of a decode step as Triton kernels, behind the interface of `msa.ops`; operators ``torch.ops.msa_triton.*``.
 
 Importing this package imports triton; importing msa does not. The portable operators stay what these are checked
-against. Written for Hopper (sm_90) and Triton 3.6; they also run in Triton's interpreter.
+against. Written for Hopper (sm_90) and Triton 3.6; all but `sparse_teams`, which is in Gluon, also run in Triton's
+interpreter.
 """
 
 from msa.ops.triton.dense_attention import dense_attention

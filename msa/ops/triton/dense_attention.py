@@ -229,7 +229,7 @@ def _dense_attention(
         PDL=pdl,
         **launch_options(ATTENTION_WARPS, pdl),
     )
-    merge(out, peaks, norms, totals, v_scale, pdl, node=NODE, span=NODE)
+    merge(out, peaks, norms, totals, v_scale, pdl, node=NODE)
 
 
 _operator = opaque(

@@ -11,6 +11,9 @@ from msa.errors import ShapeMismatch
 from msa.geometry import ALIGNMENT
 from msa.ops.library import TRITON_LIBRARY, operator
 
+# Multiprocessors of a Hopper GPU.
+UNITS = 132
+
 
 def opaque(schema: str, body: Callable[..., None]) -> Callable[..., None]:
     """Define ``msa_triton::name`` with a body that launches Triton kernels; returns its default overload."""

@@ -50,26 +50,28 @@ def store_result(out, line, norm, total, value_scale, real, dim, D: tl.constexpr
     tl.store(target, result.to(out.dtype.element_ty), mask=real[:, None] & (dim < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["value_scale", "lines"])
-def _merge(
+@triton.jit
+def store_answered(peaks, place, real):
+    """The line whose first part stands at ``place`` has its result: a peak of NaN, which no softmax has."""
+    tl.store(peaks + place, float("nan"), mask=real)
+
+
+@triton.jit
+def _fold_parts(
     out,
     peaks,
     norms,
     totals,
+    line,
+    real,
     value_scale,
-    lines,
     PARTS: tl.constexpr,
     NODE: tl.constexpr,
-    SPAN: tl.constexpr,
     LINES: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    dependency_wait(PDL)
-    line = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, BLOCK_D)
-    real = line < lines
     inside = real[:, None] & (dim < D)[None, :]
     # Everything is asked for before anything is folded: loads between the folds would wait for each other.
     parts = ()
@@ -82,7 +84,6 @@ def _merge(
             tl.load(totals + place[:, None] * D + dim[None, :], mask=inside, other=0.0),
         )
     peak, norm, total = nothing(LINES, 1, BLOCK_D)
-    span_peak, span_norm, span_total = nothing(LINES, 1, BLOCK_D)
     node_peak, node_norm, node_total = nothing(LINES, 1, BLOCK_D)
     for part in tl.static_range(PARTS):
         some = parts[3 * part] != float("-inf")
@@ -92,14 +93,37 @@ def _merge(
             node_peak, node_norm, node_total, parts[3 * part], more_norm, more_total, some
         )
         if part == PARTS - 1 or part % NODE == NODE - 1:
-            span_peak, span_norm, span_total = fold(
-                span_peak, span_norm, span_total, node_peak, node_norm, node_total, real
-            )
+            peak, norm, total = fold(peak, norm, total, node_peak, node_norm, node_total, real)
             node_peak, node_norm, node_total = nothing(LINES, 1, BLOCK_D)
-        if part == PARTS - 1 or part % SPAN == SPAN - 1:
-            peak, norm, total = fold(peak, norm, total, span_peak, span_norm, span_total, real)
-            span_peak, span_norm, span_total = nothing(LINES, 1, BLOCK_D)
     store_result(out, line, norm, total, value_scale, real, dim, D)
+
+
+@triton.jit(do_not_specialize=["value_scale", "lines"])
+def _merge(
+    out,
+    peaks,
+    norms,
+    totals,
+    value_scale,
+    lines,
+    PARTS: tl.constexpr,
+    NODE: tl.constexpr,
+    LINES: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ANSWERED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    dependency_wait(PDL)
+    line = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
+    real = line < lines
+    if ANSWERED:
+        # The lines of a program are heads of one group, which have their result, or have not, together.
+        peak = tl.load(peaks + tl.program_id(0).to(tl.int64) * (LINES * PARTS))
+        if peak == peak:
+            _fold_parts(out, peaks, norms, totals, line, real, value_scale, PARTS, NODE, LINES, D, BLOCK_D)
+    else:
+        _fold_parts(out, peaks, norms, totals, line, real, value_scale, PARTS, NODE, LINES, D, BLOCK_D)
 
 
 def merge(
@@ -111,12 +135,12 @@ def merge(
     pdl: bool,
     *,
     node: int,
-    span: int,
+    group: int = 0,
 ) -> None:
     """``out[r, h]`` is the softmax that the parts of (r, h) make up, folded in one fixed order; +0 if all are empty.
 
-    One launch, grid (T * Hq / lines). Parts are folded to nodes of ``node`` in order, those to spans of ``span`` parts, and
-    the spans in order: the bits are those of a workspace in which programs made the nodes, or the spans.
+    One launch, grid (T * Hq / lines). Parts are folded to nodes of ``node`` in order, and those in order: the bits
+    are those of a workspace in which programs made the nodes.
 
     Args:
         out: [T, Hq, D] dtype, device; written in place.
@@ -124,15 +148,16 @@ def merge(
         norms: [T, Hq, S] fp32, device: sums of the weights; may be anything where the part has no token.
         totals: [T, Hq, S, D] fp32, device: weighted sums of values; likewise.
         value_scale: what values are multiplied with.
-        node, span: parts of a node and of a span, which is a multiple; the last ones may have fewer.
+        node: parts of a node; the last one may have fewer.
+        group: G, where lines may have their result already (`store_answered`), all lines of a group or none.
 
     Read live: the parts. Frozen at capture: all shapes and the scale.
     """
     check_aligned(out=out)
     rows, heads, parts, dim = totals.shape
     lines = rows * heads
-    # A warp for each line; where there are many, four of them in a program.
-    together = 1 if lines <= ALONE else 4
+    # A warp for each line; four of them in a program where there are many, or programs that may have nothing to do.
+    together = 4 if (group % 4 == 0 if group else lines > ALONE) else 1
     _merge[(-(-lines // together),)](
         out,
         peaks,
@@ -142,10 +167,10 @@ def merge(
         lines,
         PARTS=parts,
         NODE=node,
-        SPAN=span,
         LINES=together,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
+        ANSWERED=group > 0,
         PDL=pdl,
         # Without leave for so many registers the compiler asks for one part after the other.
         **launch_options(together, pdl, maxnreg=255 if parts > 8 else 128),

@@ -8,10 +8,20 @@ import torch
 import triton
 import triton.language as tl
 
+from msa.ops.triton import sparse_teams
 from msa.ops.triton.last_page import last_page, row_end
-from msa.ops.triton.launch import check_aligned, interpreted, launch_options, needs_wide, opaque, power_of_two
+from msa.ops.triton.launch import (
+    UNITS,
+    check_aligned,
+    interpreted,
+    launch_options,
+    needs_wide,
+    opaque,
+    power_of_two,
+)
 from msa.ops.triton.merge import merge, store_partial, store_result
 from msa.ops.triton.partials import Partials, check_partials
+from msa.ops.triton.sparse_teams import attend_teams
 from msa.ops.triton.tile import (
     ATTENTION_WARPS,
     LEAST_LINES,
@@ -28,35 +38,32 @@ from msa.ops.triton.tile import (
     physical_page,
 )
 
-# Entries of a page list whose softmaxes are folded one by one to a node, and those whose nodes are folded to a span, before
-# the spans are: what makes a row's bits.
+# Entries of a page list whose softmaxes are folded one by one to a node, before the nodes are: what makes a row's bits.
 NODE = 4
-SPAN = 8
-# Multiprocessors of a Hopper GPU, and registers of a thread with which three programs fit into one.
-UNITS = 132
+# Registers of a thread with which three programs fit into a multiprocessor.
 THREE_FIT = 168
 _NO_PAGE = tl.constexpr(2**63 - 1)
 _PAGE = tl.constexpr(2**32)
 
 
 def entries_of(rows: int, kv_heads: int, top_k: int) -> int:
-    """Entries of a page list that one program walks: 1, `NODE`, `SPAN`, or all of them. No bit depends on it.
+    """Entries of a page list that one program walks: 1, `NODE`, or all of them. No bit depends on it.
 
-    The fewest with which the programs of T rows and Hkv heads all run at one time, one on each multiprocessor, or two where
-    each has a single page: the pages of a program wait for each other, and programs too many for the GPU do as well.
+    The fewest with which the programs of T rows and Hkv heads all run at one time, two on a multiprocessor: the pages of a
+    program wait for each other, and programs too many for the GPU do as well.
 
     In Triton's interpreter always a node: a function of numpy has other bits in another place of a vector.
     """
     if interpreted(_attend):
         return min(NODE, top_k)
     lists = rows * kv_heads
-    for entries, most in ((1, 2 * UNITS), (NODE, UNITS), (SPAN, UNITS)):
-        if entries < top_k and lists * -(-top_k // entries) <= most:
+    for entries in (1, NODE):
+        if entries < top_k and lists * -(-top_k // entries) <= 2 * UNITS:
             return entries
     return top_k
 
 
-def _stages(lists: int, entries: int, size: int) -> int:
+def _stages(programs: int, entries: int, size: int) -> int:
     """How far a walk looks ahead (``num_stages``), for caches of numbers of ``size`` bytes.
 
     One more than the pages that shared memory then holds at a time; 1 brings a page through registers.
@@ -64,7 +71,22 @@ def _stages(lists: int, entries: int, size: int) -> int:
     if entries == 1 or size > 2:
         return 1
     # Two pages where they leave room for another program, or there is none.
-    return 3 if size == 1 or lists <= UNITS else 2
+    return 3 if size == 1 or programs <= UNITS else 2
+
+
+def _teams(
+    q: torch.Tensor, k_cache: torch.Tensor, page_ids: torch.Tensor, qo_len: int, entries: int
+) -> sparse_teams.Plan | None:
+    """How rows that select alike share pages, where programs walk whole lists and the GPU has a kernel for it."""
+    if entries < page_ids.shape[2] or not sparse_teams.takes(q, k_cache, page_ids, qo_len, NODE):
+        return None
+    return sparse_teams.Plan.of(*page_ids.shape[:2])
+
+
+def _parts(teams: sparse_teams.Plan | None, entries: int, top_k: int) -> int:
+    if teams is None:
+        return sparse_parts(entries, top_k)
+    return sparse_parts(NODE, top_k) if teams.walkers > 1 else 0
 
 
 def sparse_parts(entries: int, top_k: int) -> int:
@@ -98,7 +120,6 @@ def _walk(
     K: tl.constexpr,
     ENTRIES: tl.constexpr,
     NODE: tl.constexpr,
-    SPAN: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -122,8 +143,6 @@ def _walk(
     key = tl.min(walk)
     peak, norm, total = nothing(LINES, norm_columns(LINES), BLOCK_D)
     if ENTRIES > NODE:
-        span_peak, span_norm, span_total = nothing(LINES, norm_columns(LINES), BLOCK_D)
-    if ENTRIES > SPAN:
         sum_peak, sum_norm, sum_total = nothing(LINES, norm_columns(LINES), BLOCK_D)
     for step in tl.range(0, count, num_stages=STAGES):
         keys = load_page(k_cache, key % _PAGE, KV_HEADS, kv_head, True, P, D, BLOCK_D, False)
@@ -134,14 +153,8 @@ def _walk(
         # Choosing instead of branching: the compiler looks ahead past no branch.
         if ENTRIES > NODE:
             full = step % NODE == NODE - 1
-            span_peak, span_norm, span_total = fold(span_peak, span_norm, span_total, peak, norm, total, real & full)
+            sum_peak, sum_norm, sum_total = fold(sum_peak, sum_norm, sum_total, peak, norm, total, real & full)
             peak, norm, total = _emptied(peak, norm, total, full)
-        if ENTRIES > SPAN:
-            full = step % SPAN == SPAN - 1
-            sum_peak, sum_norm, sum_total = fold(
-                sum_peak, sum_norm, sum_total, span_peak, span_norm, span_total, real & full
-            )
-            span_peak, span_norm, span_total = _emptied(span_peak, span_norm, span_total, full)
     if tl.max(((ids >= 0) & (ids == tl.maximum(end, 0) // P)).to(tl.int32)) > 0:
         more_peak, more_norm, more_total = last_page(
             operand, unit, k_cache, v_cache, table, end, real, kv_head, width, pages,
@@ -149,8 +162,6 @@ def _walk(
         )  # fmt: skip
         peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, real)
     if ENTRIES > NODE:
-        peak, norm, total = fold(span_peak, span_norm, span_total, peak, norm, total, real)
-    if ENTRIES > SPAN:
         peak, norm, total = fold(sum_peak, sum_norm, sum_total, peak, norm, total, real)
     return peak, norm, total
 
@@ -179,7 +190,6 @@ def _attend(
     K: tl.constexpr,
     ENTRIES: tl.constexpr,
     NODE: tl.constexpr,
-    SPAN: tl.constexpr,
     PARTS: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
@@ -202,7 +212,7 @@ def _attend(
     peak, norm, total = _walk(
         operand, scale * unit, k_cache, v_cache, page_ids, page_table + request * width, end,
         (row * KV_HEADS + kv_head) * K, part * ENTRIES, real, kv_head, width, pages,
-        KV_HEADS, LINES, K, ENTRIES, NODE, SPAN, P, D, BLOCK_D, STAGES, WIDE,
+        KV_HEADS, LINES, K, ENTRIES, NODE, P, D, BLOCK_D, STAGES, WIDE,
     )  # fmt: skip
     if PARTS == 0:
         store_result(out, head, norm, total, value_scale, real, columns(v_cache, BLOCK_D), D)
@@ -235,8 +245,18 @@ def _sparse_gqa(
     pages, _, page_size, dim = k_cache.shape
     qo_len, group = rows // batch, q.shape[1] // kv_heads
     entries = entries_of(rows, kv_heads, top_k)
-    parts = sparse_parts(entries, top_k)
+    teams = _teams(q, k_cache, page_ids, qo_len, entries)
+    parts = _parts(teams, entries, top_k)
     check_partials(peaks, norms, totals, (rows, kv_heads * group, parts, dim))
+    scale = scale * k_scale * math.log2(math.e)
+    if teams is not None:
+        attend_teams(
+            out, q, k_cache, v_cache, page_ids, page_table, kv_lens, qo_offsets, scale, peaks, norms, totals, v_scale, pdl,
+            NODE, teams,
+        )  # fmt: skip
+        if parts:
+            merge(out, peaks, norms, totals, v_scale, pdl, node=1, group=group)
+        return
     wide = needs_wide(_attend, k_cache.dtype)
     _attend[(rows, kv_heads, max(parts, 1))](
         out,
@@ -252,7 +272,7 @@ def _sparse_gqa(
         qo_offsets,
         width,
         pages,
-        scale * k_scale * math.log2(math.e),
+        scale,
         v_scale,
         Q=qo_len,
         KV_HEADS=kv_heads,
@@ -261,18 +281,17 @@ def _sparse_gqa(
         K=top_k,
         ENTRIES=power_of_two(entries),
         NODE=NODE,
-        SPAN=SPAN,
         PARTS=parts,
         P=page_size,
         D=dim,
         BLOCK_D=power_of_two(dim, 16),
-        STAGES=1 if wide else _stages(rows * kv_heads, entries, k_cache.itemsize),
+        STAGES=1 if wide else _stages(rows * kv_heads * max(parts, 1), entries, k_cache.itemsize),
         WIDE=wide,
         PDL=pdl,
         **launch_options(ATTENTION_WARPS, pdl, **({"maxnreg": THREE_FIT} if entries == 1 and not wide else {})),
     )
     if parts:
-        merge(out, peaks, norms, totals, v_scale, pdl, node=max(NODE // entries, 1), span=max(SPAN // entries, 1))
+        merge(out, peaks, norms, totals, v_scale, pdl, node=NODE // entries)
 
 
 _operator = opaque(
@@ -303,9 +322,12 @@ def sparse_gqa(
     """``out[r]`` is the attention of row r over its selected pages; exactly zero if it sees no token.
 
     One launch or two. The first, grid (T, Hkv, parts), makes a softmax in fp32 of every page and folds them: four entries of
-    a list to a node, two nodes to a span, and the spans in order. A program walks a whole list, or `entries_of` it, and
+    a list to a node, and the nodes in order. A program walks a whole list, or `entries_of` it, and
     stores what its part comes to; then the second launch folds the rest in the same order. So a row's bits follow from its
     own list: neither how the work is split nor the rows beside it change one.
+
+    Where programs walk whole lists and `sparse_teams.takes` says so, four rows of a request whose lists are alike read their
+    pages together: the device sees in each replay whether they are.
 
     Tokens that a row does not see and pages that it did not select cannot reach it, NaN or not.
 
@@ -329,7 +351,9 @@ def sparse_gqa(
         ShapeMismatch: the workspace is not for these shapes.
     """
     rows, kv_heads, top_k = page_ids.shape
-    workspace = partials.cut(rows, sparse_parts(entries_of(rows, kv_heads, top_k), top_k))
+    entries = entries_of(rows, kv_heads, top_k)
+    teams = _teams(q, k_cache, page_ids, rows // page_table.shape[0], entries)
+    workspace = partials.cut(rows, _parts(teams, entries, top_k))
     _operator(
         out,
         q,

@@ -135,21 +135,31 @@ def norm_columns(lines):
 
 
 @triton.jit
-def page_softmax(queries, keys, values, seen, scale, few, MASKED: tl.constexpr, WIDE: tl.constexpr):
-    """The softmax of lines [M, BLOCK_D] over a page's tokens: peak [M], norm [M, C] and total [M, BLOCK_D] (`columns`), fp32.
+def weigh(raw, scale):
+    """Peaks [M] and weights [M, P], fp32, of products [M, P] that are multiplied with ``scale`` [M].
 
-    Peaks are in units of log2, -inf where nothing has weight; the columns of a norm are alike. ``scale`` [M] is what a
-    line's products are multiplied with. Where ``MASKED``, ``seen`` [M, P] says which tokens count, and ``few`` that lines
-    see so few tokens that the rounding of their weights would not average out. Products and sums are written as ``fma``
-    where they may be one, so that no compiler decides about a bit.
+    Peaks are in units of log2, -inf where nothing has weight. Product and sum are written as ``fma``, so that no compiler
+    decides about a bit.
     """
-    raw = product(queries, tl.trans(keys.to(queries.dtype)), WIDE)
-    if MASKED:
-        raw = tl.where(seen, raw, float("-inf"))
     top = tl.reduce(raw, 1, larger) * scale
     # Nothing but -inf, or a NaN: subtracting it from itself would give NaN, or hide one.
     peak = tl.where(top > float("-inf"), top, 0.0)
     weights = tl.exp2(tl.fma(raw, tl.broadcast_to(scale[:, None], raw.shape), -peak[:, None]))
+    return tl.where(top == float("-inf"), top, peak), weights
+
+
+@triton.jit
+def page_softmax(queries, keys, values, seen, scale, few, MASKED: tl.constexpr, WIDE: tl.constexpr):
+    """The softmax of lines [M, BLOCK_D] over a page's tokens: peak [M], norm [M, C] and total [M, BLOCK_D] (`columns`), fp32.
+
+    Peaks are those of `weigh`; the columns of a norm are alike. ``scale`` [M] is what a line's products are multiplied
+    with. Where ``MASKED``, ``seen`` [M, P] says which tokens count, and ``few`` that lines see so few tokens that the rounding
+    of their weights would not average out.
+    """
+    raw = product(queries, tl.trans(keys.to(queries.dtype)), WIDE)
+    if MASKED:
+        raw = tl.where(seen, raw, float("-inf"))
+    peak, weights = weigh(raw, scale)
     operand = weights.to(queries.dtype)
     total = _weighted(operand, values, WIDE)
     # A product sums in an order of its own, whoever holds the tile; a reduction's follows from the warps that share it.
@@ -160,7 +170,7 @@ def page_softmax(queries, keys, values, seen, scale, few, MASKED: tl.constexpr, 
             rest = (weights - operand.to(tl.float32)).to(queries.dtype)
             total += _weighted(rest, values, WIDE)
             norm += product(rest, ones, WIDE)
-    return tl.where(top == float("-inf"), top, peak), norm, total
+    return peak, norm, total
 
 
 @triton.jit

@@ -1,0 +1,198 @@
+"""Walks through page lists, from tiles of a `Stream`: of a team of rows with one list, and of a row alone."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from msa.ops.triton.merge import store_empty, store_partial, store_result
+from msa.ops.triton.page_stream import barrier, begin, ones_of, share, shared
+from msa.ops.triton.stream_softmax import any_strange, empty, row_softmax, team_last_page, team_softmax
+from msa.ops.triton.tile import fold
+
+# Totals [64, 128] in shared memory as the threads of a product hold them, so that each has one address: pairs of columns by
+# lanes and warps, and these by registers.
+_AS_HELD = gl.constexpr(
+    [[0, 1], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [16, 0], [32, 0], [8, 0], [0, 8], [0, 16], [0, 32], [0, 64]]
+)
+
+
+@gluon.jit
+def load_queries(
+    q, row, kv_head, HEADS: gl.constexpr, G: gl.constexpr, LINES: gl.constexpr, EACH: gl.constexpr, D: gl.constexpr
+):
+    """Queries [LINES, D] of the rows from ``row`` on, EACH lines a row."""
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
+    line = gl.arange(0, LINES, gl.SliceLayout(1, FLAT))
+    place = ((row + line // EACH) * HEADS + kv_head * G + line % EACH) * D
+    dim = gl.arange(0, D, gl.SliceLayout(0, FLAT))
+    return gl.load(q + place[:, None] + dim[None, :], mask=(line % EACH < G)[:, None], other=0.0)
+
+
+@gluon.jit
+def _heads(
+    row, kv_head, HEADS: gl.constexpr, G: gl.constexpr, LINES: gl.constexpr, EACH: gl.constexpr, MMA: gl.constexpr
+):
+    """Row times heads plus head of each line [LINES], int64, and whether it has one; rows as in `load_queries`."""
+    line = gl.arange(0, LINES, gl.SliceLayout(1, MMA))
+    return ((row + line // EACH) * HEADS + kv_head * G + line % EACH).to(gl.int64), line % EACH < G
+
+
+@gluon.jit
+def _values_of(stream, v_cache, page):
+    """Pointer to the head's values [P, D] of the page that lies at ``page``."""
+    SIZE: gl.constexpr = stream.ring.shape[1] * stream.ring.shape[2]
+    return v_cache + (page.to(gl.int64) * stream.heads + stream.head) * SIZE
+
+
+@gluon.jit
+def _take_notes(stream, v_cache, ends, tail, tail_page, MATES: gl.constexpr):
+    """What is wanted but once, for the last page of a team, in shared memory: registers are what there is least of.
+
+    Returns:
+        `share` of the tokens that each mate sees of it, where it lies, and whether it is `any_strange`.
+    """
+    P: gl.constexpr = stream.ring.shape[1]
+    D: gl.constexpr = stream.ring.shape[2]
+    seen = gl.minimum(gl.maximum(ends - tail_page * P, 0), P)
+    fewest, most = gl.min(seen, axis=0), gl.max(seen, axis=0)
+    strange = any_strange(_values_of(stream, v_cache, tail), fewest, gl.where(tail >= 0, most, fewest), D)
+    place = gl.arange(0, 2 * MATES, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    notes = gl.where(place == MATES, tail, strange.to(gl.int32))
+    for mate in gl.static_range(MATES):
+        own = gl.arange(0, MATES, ends.type.layout) == mate
+        notes = gl.where(place == mate, gl.max(gl.where(own, seen, 0), axis=0), notes)
+    return share(notes)
+
+
+@gluon.jit
+def _add_last_page(
+    peak, norm, total, stream, queries, step, v_cache, notes, scale, MATES: gl.constexpr, MMA: gl.constexpr
+):
+    """The softmax of a team, and behind it that of the page that its rows see in part: see `_take_notes`."""
+    M: gl.constexpr = queries.shape[1]
+    mate_of = gl.arange(0, M, gl.SliceLayout(1, MMA)) // (M // MATES)
+    seen = gl.zeros([M], gl.int32, gl.SliceLayout(1, MMA))
+    fewest = gl.to_tensor(stream.ring.shape[1])
+    most = gl.to_tensor(0)
+    for mate in gl.static_range(MATES):
+        own = shared(notes, mate)
+        seen = gl.where(mate_of == mate, own, seen)
+        fewest, most = gl.minimum(fewest, own), gl.maximum(most, own)
+    values = _values_of(stream, v_cache, shared(notes, MATES))
+    strange = shared(notes, MATES + 1) > 0
+    more_peak, more_norm, more_total = team_last_page(
+        stream, queries, step, values, seen, fewest, most, strange, scale, MMA
+    )
+    return fold(peak, norm, total, more_peak, more_norm, more_total, True)
+
+
+@gluon.jit
+def walk_together(
+    out, peaks, norms, totals, queries, v_cache, stream, walked, tail_bit, ends, first, start, tail, tail_page, scale,
+    value_scale,
+    HEADS: gl.constexpr, G: gl.constexpr, EACH: gl.constexpr, SHARE: gl.constexpr, NODES: gl.constexpr,
+    NODE: gl.constexpr,
+):  # fmt: skip
+    """The attention of a team over its list or, where SHARE entries from ``start`` on are a part of it, of each node there.
+
+    Args:
+        queries: [M, D], EACH lines a row.
+        walked, tail_bit: int32, the entries that all rows see in full, and the last one, of which some see a part.
+        ends: [TEAM] int32, tokens that each row sees.
+        tail, tail_page: where the page of ``tail_bit`` lies, and its number; negative if there is none.
+    """
+    M: gl.constexpr = queries.shape[0]
+    D: gl.constexpr = stream.ring.shape[2]
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    BESIDE: gl.constexpr = gl.SliceLayout(1, MMA)
+    ALL: gl.constexpr = SHARE == NODES * NODE
+    dim = gl.arange(0, D, gl.SliceLayout(0, MMA))
+    keys_left, values_left = begin(stream, walked | tail_bit)
+    lines = gl.allocate_shared_memory(stream.ring.dtype, [1, M, D], stream.ring.layout)
+    lines.index(0).store(queries.to(stream.ring.dtype))
+    fence_async_shared()
+    barrier()
+    scale = gl.full([M], scale, gl.float32, BESIDE)
+    count = ones_of(walked)
+    behind = (tail_bit != 0).to(gl.int32)
+    notes = _take_notes(stream, v_cache, ends, tail, tail_page, M // EACH)
+    peak, norm, total = empty(M, 1, D, MMA)
+    if ALL:
+        # The sum of the nodes waits here for the next one: registers hold one of them, beside a page.
+        LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        sums = gl.allocate_shared_memory(gl.float32, [M, D], gl.SharedLinearLayout(_AS_HELD))
+        sum_peaks = gl.allocate_shared_memory(gl.float32, [M], LINE)
+        sum_norms = gl.allocate_shared_memory(gl.float32, [M], LINE)
+    nodes = (count + behind + NODE - 1) // NODE
+    for node in range(nodes):
+        peak, norm, total = empty(M, 1, D, MMA)
+        for step in range(node * NODE, gl.minimum(node * NODE + NODE, count)):
+            more_peak, more_norm, more_total, keys_left, values_left = team_softmax(
+                stream, lines, step, keys_left, values_left, scale, MMA
+            )
+            peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, True)
+        if (behind > 0) & (node == nodes - 1):
+            peak, norm, total = _add_last_page(
+                peak, norm, total, stream, lines, count, v_cache, notes, scale, M // EACH, MMA
+            )
+        if ALL:
+            if node > 0:
+                sum_norm = sum_norms.load(BESIDE)[:, None]
+                peak, norm, total = fold(sum_peaks.load(BESIDE), sum_norm, sums.load(MMA), peak, norm, total, True)
+            if node < nodes - 1:
+                sums.store(total)
+                sum_norms.store(gl.max(norm, axis=1))
+                sum_peaks.store(peak)
+        else:
+            head, real = _heads(first, stream.head, HEADS, G, M, EACH, MMA)
+            place = head * NODES + (start // NODE + node)
+            store_partial(peaks, norms, totals, place, peak, norm, total, real, dim, D)
+    head, real = _heads(first, stream.head, HEADS, G, M, EACH, MMA)
+    if ALL:
+        store_result(out, head, norm, total, value_scale, real, dim, D)
+    else:
+        for node in range(nodes, SHARE // NODE):
+            store_empty(peaks, head * NODES + (start // NODE + node), real)
+
+
+@gluon.jit
+def walk_alone(
+    out, queries, stream, walked, tail_bit, row, seen, scale, few, value_scale,
+    HEADS: gl.constexpr, G: gl.constexpr, NODE: gl.constexpr,
+):  # fmt: skip
+    """The attention of a row over its whole list.
+
+    Args:
+        queries: [LINES, D].
+        walked, tail_bit: int32, the entries that the row sees in full, and the last one, of which it sees ``seen`` tokens.
+        few: of `row_softmax`.
+    """
+    M: gl.constexpr = queries.shape[0]
+    P: gl.constexpr = stream.ring.shape[1]
+    D: gl.constexpr = stream.ring.shape[2]
+    C: gl.constexpr = 8 * gl.num_warps()
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, gl.num_warps()], [16, 8])
+    keys_left, values_left = begin(stream, walked | tail_bit)
+    head, real = _heads(row, stream.head, HEADS, G, M, M, MMA)
+    queries = gl.convert_layout(queries.to(stream.ring.dtype), gl.DotOperandLayout(0, MMA, 2))
+    scale = gl.full([M], scale, gl.float32, gl.SliceLayout(1, MMA))
+    count = ones_of(walked)
+    peak, norm, total = empty(M, C, D, MMA)
+    sum_peak, sum_norm, sum_total = empty(M, C, D, MMA)
+    for step in range(count):
+        more_peak, more_norm, more_total, keys_left, values_left = row_softmax(
+            stream, queries, step, keys_left, values_left, P, scale, False, False, MMA
+        )
+        peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, real)
+        if step % NODE == NODE - 1:
+            sum_peak, sum_norm, sum_total = fold(sum_peak, sum_norm, sum_total, peak, norm, total, real)
+            peak, norm, total = empty(M, C, D, MMA)
+    if tail_bit != 0:
+        more_peak, more_norm, more_total, keys_left, values_left = row_softmax(
+            stream, queries, count, keys_left, values_left, seen, scale, few, True, MMA
+        )
+        peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, real)
+    peak, norm, total = fold(sum_peak, sum_norm, sum_total, peak, norm, total, real)
+    store_result(out, head, norm, total, value_scale, real, gl.arange(0, D, gl.SliceLayout(0, MMA)), D)

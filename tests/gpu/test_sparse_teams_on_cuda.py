@@ -1,0 +1,128 @@
+"""Rows that walk their pages together say bit for bit what they say alone: company is a matter of speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="the kernels need triton, which is not installed")
+sparse_gqa = import_module("msa.ops.triton.sparse_gqa")
+sparse_teams = import_module("msa.ops.triton.sparse_teams")
+Partials = import_module("msa.ops.triton.partials").Partials
+
+# On and around a page's end, in the first page, none at all, and long lists.
+ENDS = (130, 1024, 3, 2561, 8192, 2, 1, 0, 128, 129, 131, 132, 2048, 2049, 2051, 1100, 1027, 256, 259, 7000)
+PAGES, TOP_K, SIDE = 64, 16, 128
+NAN, INF = float("nan"), float("inf")
+# Sizes whose programs walk whole lists: KV heads, requests, query heads of each KV head, query tokens.
+SIZES = [(4, 9, 16, 4), (1, 20, 16, 4), (1, 20, 8, 8), (8, 5, 4, 4)]
+
+
+@dataclass
+class Step:
+    """Requests that end at `ENDS`; NaN in every slot behind them, ``last`` in some values of their last two tokens.
+
+    Args:
+        alike: "same" if the rows of a request select the same pages, "random" if each draws its own, "mixed" by request.
+    """
+
+    kv_heads: int
+    batch: int
+    group: int
+    qo_len: int
+    alike: str
+    last: float | None = None
+    dtype: torch.dtype = torch.bfloat16
+    given: tuple = field(init=False)
+
+    def __post_init__(self) -> None:
+        draw = torch.Generator("cuda").manual_seed(5)
+        shape = (self.batch * PAGES, self.kv_heads, SIDE, SIDE)
+        k, v = (torch.randn(shape, generator=draw, device="cuda").to(self.dtype) for _ in range(2))
+        self.rows = self.batch * self.qo_len
+        q = torch.randn(self.rows, self.kv_heads * self.group, SIDE, generator=draw, device="cuda").to(self.dtype)
+        ends = torch.tensor([ENDS[request % len(ENDS)] for request in range(self.batch)], device="cuda")
+        table = torch.randperm(self.batch * PAGES, generator=draw, device="cuda").view(self.batch, PAGES).int()
+        for request, end in enumerate(ends.tolist()):
+            for page in range(end // SIDE, PAGES):
+                for cache in (k, v):
+                    cache[table[request, page], :, max(end - page * SIDE, 0) :] = NAN
+            for back in (1, 2) if self.last is not None and end > 2 else ():
+                token = end - back
+                v[table[request, token // SIDE], :, token % SIDE, back::3] = self.last
+        offsets = ends[:, None] - self.qo_len + torch.arange(self.qo_len, device="cuda")
+        ids = self.lists(draw, ends)
+        requests = torch.arange(self.batch, device="cuda").repeat_interleave(self.qo_len)
+        self.out = torch.empty_like(q)
+        flat = offsets.clamp(min=-1).int().flatten()
+        self.given = (self.out, q, k, v, ids, table, requests, ends.int(), flat, SIDE**-0.5)
+        self.partials = Partials(self.rows, self.kv_heads * self.group, TOP_K, SIDE, "cuda")
+
+    def lists(self, draw: torch.Generator, ends: torch.Tensor) -> torch.Tensor:
+        """The page of the request's last token and others at random, ascending, then -1."""
+        keys = torch.rand(self.batch, self.qo_len, self.kv_heads, PAGES, generator=draw, device="cuda")
+        together = {"same": slice(None), "mixed": slice(0, None, 2), "random": slice(0, 0)}[self.alike]
+        keys[together] = keys[together, :1].expand_as(keys[together])
+        last = ((ends.clamp(min=1) - 1) // SIDE)[:, None, None, None]
+        page = torch.arange(PAGES, device="cuda")
+        keys = torch.where(page == last, 2.0, torch.where(page > last, -1.0, keys))
+        best = keys.topk(TOP_K, -1)
+        ids = torch.where(best.values >= 0, best.indices, PAGES).sort(-1).values
+        return torch.where(ids == PAGES, -1, ids).int().reshape(self.rows, self.kv_heads, TOP_K).contiguous()
+
+    def answer(self) -> torch.Tensor:
+        """Bits of the attention, int16 [T, Hq, D]; poison in the output and the workspace before it."""
+        for tensor in (self.out, self.partials.peaks, self.partials.norms, self.partials.totals):
+            tensor.fill_(NAN)
+        sparse_gqa.sparse_gqa(*self.given, partials=self.partials)
+        return self.out.view(torch.int16).clone()
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("walkers", [1, sparse_teams.TEAM])
+def test_company_changes_no_bit(monkeypatch, sizes, walkers):
+    plan = sparse_teams.Plan(walkers, 2 if walkers == 1 else 3, 2)
+    monkeypatch.setattr(sparse_teams.Plan, "of", classmethod(lambda cls, rows, kv_heads: plan))
+    taken = []
+    attend = sparse_gqa.attend_teams
+    monkeypatch.setattr(sparse_gqa, "attend_teams", lambda *given: (taken.append(1), attend(*given)))
+    for alike in ("same", "mixed", "random"):
+        for last in (None, NAN, INF, -INF):
+            step = Step(*sizes, alike, last)
+            together = step.answer()
+            assert len(taken) == 1, "the kernel for teams was not launched"
+            with monkeypatch.context() as patch:
+                patch.setattr(sparse_teams, "takes", lambda *_: False)
+                alone = step.answer()
+            taken.clear()
+            different = (together != alone).flatten(1).any(1).nonzero().flatten().tolist()
+            assert different == [], f"{alike}, {last}: rows {different}"
+            assert bool(step.out.isnan().any()) is (last is not None), "a live value did not reach its rows"
+
+
+def test_company_changes_no_bit_in_fp16():
+    step = Step(*SIZES[1], "mixed", dtype=torch.float16)
+    together = step.answer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse_teams, "takes", lambda *_: False)
+        assert torch.equal(step.answer(), together)
+
+
+def test_a_captured_step_follows_lists_that_begin_and_cease_to_agree():
+    """One graph, replayed with lists that agree, that differ, and that agree in some requests only."""
+    lists, expected = {}, {}
+    for alike in ("same", "random", "mixed"):
+        step = Step(*SIZES[0], alike)
+        lists[alike], expected[alike] = step.given[4].clone(), step.answer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sparse_gqa.sparse_gqa(*step.given, partials=step.partials)
+    for alike in ("same", "random", "mixed", "same"):
+        step.given[4].copy_(lists[alike])
+        for tensor in (step.out, step.partials.peaks, step.partials.norms, step.partials.totals):
+            tensor.fill_(NAN)
+        graph.replay()
+        assert torch.equal(step.out.view(torch.int16), expected[alike]), alike
