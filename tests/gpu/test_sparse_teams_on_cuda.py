@@ -27,6 +27,7 @@ class Step:
 
     Args:
         alike: "same" if the rows of a request select the same pages, "random" if each draws its own, "mixed" by request.
+        apart: how many tokens the second row of a request stands behind its place.
     """
 
     kv_heads: int
@@ -36,6 +37,7 @@ class Step:
     alike: str
     last: float | None = None
     dtype: torch.dtype = torch.bfloat16
+    apart: int = 0
     given: tuple = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +56,7 @@ class Step:
                 token = end - back
                 v[table[request, token // SIDE], :, token % SIDE, back::3] = self.last
         offsets = ends[:, None] - self.qo_len + torch.arange(self.qo_len, device="cuda")
+        offsets[:, 1] -= self.apart
         ids = self.lists(draw, ends)
         requests = torch.arange(self.batch, device="cuda").repeat_interleave(self.qo_len)
         self.out = torch.empty_like(q)
@@ -101,6 +104,15 @@ def test_company_changes_no_bit(monkeypatch, sizes, walkers):
             different = (together != alone).flatten(1).any(1).nonzero().flatten().tolist()
             assert different == [], f"{alike}, {last}: rows {different}"
             assert bool(step.out.isnan().any()) is (last is not None), "a live value did not reach its rows"
+
+
+def test_rows_that_do_not_follow_each_other_keep_what_they_do_not_see_out(monkeypatch):
+    step = Step(*SIZES[1], "same", NAN, apart=40)
+    together = step.answer()
+    monkeypatch.setattr(sparse_teams, "takes", lambda *_: False)
+    assert torch.equal(step.answer(), together)
+    second = step.out.view(step.batch, step.qo_len, -1)[:, 1]
+    assert bool(second[torch.tensor(ENDS[: step.batch], device="cuda") > 300].isfinite().all())
 
 
 def test_company_changes_no_bit_in_fp16():

@@ -133,7 +133,9 @@ def _attend_teams(
     unlike = gl.max((lists != ids[None, :]).to(gl.int32), axis=0) | ((odd & ~common) & (ids == 0).to(gl.int32))
     unlike = gl.sum(unlike, axis=0)
     odd_bits = (team_bits >> K) & ALL
-    together = (unlike == 0) & ((odd_bits & (odd_bits - 1)) == 0)
+    # Offsets that do not follow each other are no team's: `any_strange` looks at as many tokens as there are rows.
+    near = gl.max(ends, axis=0) - gl.min(ends, axis=0) <= TEAM
+    together = (unlike == 0) & ((odd_bits & (odd_bits - 1)) == 0) & near
     bits = gl.where(together, team_bits, row_bits)
     # A page that is seen in part is the last one, in a list that ascends.
     tail_bit = (bits >> K) & ALL
