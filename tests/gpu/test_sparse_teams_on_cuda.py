@@ -90,8 +90,8 @@ def test_company_changes_no_bit(monkeypatch, sizes, walkers):
     plan = sparse_teams.Plan(walkers, 2 if walkers == 1 else 3, 2)
     monkeypatch.setattr(sparse_teams.Plan, "of", classmethod(lambda cls, rows, kv_heads: plan))
     taken = []
-    attend = sparse_gqa.attend_teams
-    monkeypatch.setattr(sparse_gqa, "attend_teams", lambda *given: (taken.append(1), attend(*given)))
+    attend = sparse_teams.attend_teams
+    monkeypatch.setattr(sparse_teams, "attend_teams", lambda *given: (taken.append(1), attend(*given)))
     for alike in ("same", "mixed", "random"):
         for last in (None, NAN, INF, -INF):
             step = Step(*sizes, alike, last)

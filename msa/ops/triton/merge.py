@@ -156,8 +156,9 @@ def merge(
     check_aligned(out=out)
     rows, heads, parts, dim = totals.shape
     lines = rows * heads
-    # A warp for each line; four of them in a program where there are many, or programs that may have nothing to do.
-    together = 4 if (group % 4 == 0 if group else lines > ALONE) else 1
+    # A warp for each line; four of them in a program where there are many, or where programs may have nothing to do.
+    four = group % 4 == 0 if group else lines > ALONE
+    together = 4 if four else 1
     _merge[(-(-lines // together),)](
         out,
         peaks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,7 +22,6 @@ from msa.ops.triton.launch import (
 )
 from msa.ops.triton.merge import merge, store_partial, store_result
 from msa.ops.triton.partials import Partials, check_partials
-from msa.ops.triton.sparse_teams import attend_teams
 from msa.ops.triton.tile import (
     ATTENTION_WARPS,
     LEAST_LINES,
@@ -74,24 +74,33 @@ def _stages(programs: int, entries: int, size: int) -> int:
     return 3 if size == 1 or programs <= UNITS else 2
 
 
-def _teams(
-    q: torch.Tensor, k_cache: torch.Tensor, page_ids: torch.Tensor, qo_len: int, entries: int
-) -> sparse_teams.Plan | None:
-    """How rows that select alike share pages, where programs walk whole lists and the GPU has a kernel for it."""
-    if entries < page_ids.shape[2] or not sparse_teams.takes(q, k_cache, page_ids, qo_len, NODE):
-        return None
-    return sparse_teams.Plan.of(*page_ids.shape[:2])
-
-
-def _parts(teams: sparse_teams.Plan | None, entries: int, top_k: int) -> int:
-    if teams is None:
-        return sparse_parts(entries, top_k)
-    return sparse_parts(NODE, top_k) if teams.walkers > 1 else 0
-
-
 def sparse_parts(entries: int, top_k: int) -> int:
     """Parts S of a row's attention where a program walks ``entries`` of its list: none where it walks the whole."""
     return -(-top_k // entries) if entries < top_k else 0
+
+
+class _Division(NamedTuple):
+    """How the work of a call is shared out.
+
+    Args:
+        entries: of a list that a program walks.
+        parts: S, what the workspace holds of each row.
+        teams: how rows that select alike share pages; None where each goes by itself.
+    """
+
+    entries: int
+    parts: int
+    teams: sparse_teams.Plan | None
+
+
+def _division(q: torch.Tensor, k_cache: torch.Tensor, page_ids: torch.Tensor, qo_len: int) -> _Division:
+    """Teams where programs walk whole lists and there is a kernel for it on this GPU and of these shapes."""
+    rows, kv_heads, top_k = page_ids.shape
+    entries = entries_of(rows, kv_heads, top_k)
+    if entries < top_k or not sparse_teams.takes(q, k_cache, page_ids, qo_len, NODE):
+        return _Division(entries, sparse_parts(entries, top_k), None)
+    teams = sparse_teams.Plan.of(rows, kv_heads)
+    return _Division(entries, sparse_parts(top_k // teams.walkers, top_k), teams)
 
 
 @triton.jit
@@ -244,13 +253,11 @@ def _sparse_gqa(
     batch, width = page_table.shape
     pages, _, page_size, dim = k_cache.shape
     qo_len, group = rows // batch, q.shape[1] // kv_heads
-    entries = entries_of(rows, kv_heads, top_k)
-    teams = _teams(q, k_cache, page_ids, qo_len, entries)
-    parts = _parts(teams, entries, top_k)
+    entries, parts, teams = _division(q, k_cache, page_ids, qo_len)
     check_partials(peaks, norms, totals, (rows, kv_heads * group, parts, dim))
     scale = scale * k_scale * math.log2(math.e)
     if teams is not None:
-        attend_teams(
+        sparse_teams.attend_teams(
             out, q, k_cache, v_cache, page_ids, page_table, kv_lens, qo_offsets, scale, peaks, norms, totals, v_scale, pdl,
             NODE, teams,
         )  # fmt: skip
@@ -350,10 +357,8 @@ def sparse_gqa(
     Raises:
         ShapeMismatch: the workspace is not for these shapes.
     """
-    rows, kv_heads, top_k = page_ids.shape
-    entries = entries_of(rows, kv_heads, top_k)
-    teams = _teams(q, k_cache, page_ids, rows // page_table.shape[0], entries)
-    workspace = partials.cut(rows, _parts(teams, entries, top_k))
+    rows = page_ids.shape[0]
+    workspace = partials.cut(rows, _division(q, k_cache, page_ids, rows // page_table.shape[0]).parts)
     _operator(
         out,
         q,

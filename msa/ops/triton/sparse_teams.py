@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from msa.ops.triton.launch import UNITS, launch_options
 from msa.ops.triton.merge import store_answered
 from msa.ops.triton.page_stream import open_stream
-from msa.ops.triton.team_walk import load_queries, walk_alone, walk_together
+from msa.ops.triton.team_walk import load_lines, walk_alone, walk_together
 from msa.ops.triton.tile import ATTENTION_WARPS, LEAST_LINES, dependency_wait
 
 # Rows of a team, as many as make a tile of 64 lines; numbers of a page and of a head, as many as a product's instruction takes.
@@ -39,7 +39,11 @@ class Plan:
 
     @classmethod
     def of(cls, rows: int, kv_heads: int) -> Plan:
-        """For T rows and Hkv heads: whole lists for a team where teams fill the GPU; three tiles where two programs fit."""
+        """For T rows and Hkv heads: whole lists for a team where teams fill the GPU, a node for each program elsewhere.
+
+        A row alone keeps three tiles on their way where its program has a multiprocessor to itself; two are faster where
+        programs share one.
+        """
         alone = 3 if rows * kv_heads <= UNITS else 2
         return cls(1, 2, alone) if rows // TEAM * kv_heads > UNITS else cls(TEAM, 3, alone)
 
@@ -150,7 +154,7 @@ def _attend_teams(
             at_tail = tail_bit == (1 << entry)
             tail = gl.max(gl.where(at_tail, physical, -1), axis=0)
             tail_page = gl.max(gl.where(at_tail, ids, -1), axis=0)
-            queries = load_queries(q, first, kv_head, HEADS, G, TEAM * EACH, EACH, D)
+            queries = load_lines(q, first, kv_head, HEADS, G, TEAM * EACH, EACH, D)
             team = open_stream(keys, values, physical, KV_HEADS, kv_head, TEAM_RING, P, D)
             walk_together(
                 out, peaks, norms, totals, queries, v_cache, team, walked & mine, tail_bit, ends, first, start,
@@ -158,7 +162,7 @@ def _attend_teams(
             )  # fmt: skip
     else:
         last = gl.maximum(end, 0) // P
-        own_queries = load_queries(q, row, kv_head, HEADS, G, EACH, EACH, D)
+        own_queries = load_lines(q, row, kv_head, HEADS, G, EACH, EACH, D)
         alone = open_stream(keys, values, physical, KV_HEADS, kv_head, ROW_RING, P, D)
         walk_alone(
             out, own_queries, alone, walked, tail_bit, row, end - last * P, scale, last == 0, value_scale,

@@ -19,7 +19,7 @@ _AS_HELD = gl.constexpr(
 
 
 @gluon.jit
-def load_queries(
+def load_lines(
     q, row, kv_head, HEADS: gl.constexpr, G: gl.constexpr, LINES: gl.constexpr, EACH: gl.constexpr, D: gl.constexpr
 ):
     """Queries [LINES, D] of the rows from ``row`` on, EACH lines a row."""
@@ -34,7 +34,7 @@ def load_queries(
 def _heads(
     row, kv_head, HEADS: gl.constexpr, G: gl.constexpr, LINES: gl.constexpr, EACH: gl.constexpr, MMA: gl.constexpr
 ):
-    """Row times heads plus head of each line [LINES], int64, and whether it has one; rows as in `load_queries`."""
+    """Row times heads plus head of each line [LINES], int64, and whether it has one; rows as in `load_lines`."""
     line = gl.arange(0, LINES, gl.SliceLayout(1, MMA))
     return ((row + line // EACH) * HEADS + kv_head * G + line % EACH).to(gl.int64), line % EACH < G
 
