@@ -102,6 +102,15 @@ def begin(stream, left):
 
 
 @gluon.jit
+def close(stream):
+    """After a walk, of which every tile was waited for: another stream may be opened where this one was."""
+    RING: gl.constexpr = stream.ring.shape[0]
+    barrier()
+    for slot in gl.static_range(RING):
+        mbarrier.invalidate(stream.ready.index(slot))
+
+
+@gluon.jit
 def came(stream, tile):
     """Where the tile [P, D] stands, once it is there: keys of step s are number 2 s, its values the next."""
     RING: gl.constexpr = stream.ring.shape[0]

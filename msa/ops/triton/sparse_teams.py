@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from msa.ops.triton.launch import UNITS, launch_options
-from msa.ops.triton.merge import store_answered
+from msa.ops.triton.merge import store_answered, store_partial, store_result
 from msa.ops.triton.page_stream import open_stream
 from msa.ops.triton.team_walk import load_lines, walk_alone, walk_together
 from msa.ops.triton.tile import ATTENTION_WARPS, LEAST_LINES, dependency_wait
@@ -73,6 +73,27 @@ def takes(q: torch.Tensor, k_cache: torch.Tensor, page_ids: torch.Tensor, qo_len
     )
 
 
+@gluon.jit
+def _bits(full, some, entry, K: gl.constexpr):
+    """What of a list is walked, a bit for each entry: [K] int32 says of which one sees the whole, and of which anything.
+
+    Returns:
+        int32: entries of which one sees the whole, before the first one of which one sees a part; that one; and all such.
+    """
+    bits = gl.sum((full << entry) | ((some & ~full) << (entry + K)), axis=0)
+    parts = (bits >> K) & ((1 << K) - 1)
+    # A page that is seen in part is the last one, in a list that ascends.
+    tail_bit = parts & -parts
+    return bits & ((1 << K) - 1) & (tail_bit - 1), tail_bit, parts
+
+
+@gluon.jit
+def _places(page_table, ids, request, width, pages):
+    """Where pages of a request lie, inside the cache whatever the table holds."""
+    places = gl.load(page_table + request.to(gl.int64) * width + ids, mask=(ids >= 0) & (ids < width), other=0)
+    return gl.minimum(gl.maximum(places, 0), pages - 1)
+
+
 @gluon.jit(do_not_specialize=["width", "pages", "scale", "value_scale"])
 def _attend_teams(
     out,
@@ -82,7 +103,6 @@ def _attend_teams(
     q,
     keys,
     values,
-    v_cache,
     page_ids,
     page_table,
     kv_lens,
@@ -108,7 +128,6 @@ def _attend_teams(
     HEADS: gl.constexpr = KV_HEADS * G
     NODES: gl.constexpr = K // NODE
     SHARE: gl.constexpr = K // WALKERS
-    ALL: gl.constexpr = (1 << K) - 1
     LISTS: gl.constexpr = gl.BlockedLayout([TEAM, 1], [1, 32], [1, gl.num_warps()], [1, 0])
     dependency_wait(PDL)
     row = gl.program_id(0)
@@ -119,60 +138,64 @@ def _attend_teams(
     entry = gl.arange(0, K, gl.SliceLayout(0, LISTS))
     lists = gl.load(page_ids + ((first + mate) * KV_HEADS + kv_head)[:, None] * K + entry[None, :])
     ends = gl.minimum(gl.load(qo_offsets + first + mate) + 1, gl.load(kv_lens + request))
-    own = mate == row - first
-    ids = gl.max(gl.where(own[:, None], lists, -1), axis=0)
-    end = gl.max(gl.where(own, ends, -1), axis=0)
-    physical = gl.load(page_table + request.to(gl.int64) * width + ids, mask=(ids >= 0) & (ids < width), other=0)
-    physical = gl.minimum(gl.maximum(physical, 0), pages - 1)
+    ids = gl.max(gl.where((mate == row - first)[:, None], lists, -1), axis=0)
+    physical = _places(page_table, ids, request, width, pages)
     known = (lists >= 0) & (lists < width)
     full = (known & ((lists + 1) * P <= ends[:, None])).to(gl.int32)
     some = (known & (lists * P < ends[:, None])).to(gl.int32)
-    # Entries that all rows see in full, and others of which some see a part or all; the same of this row. A bit for each,
-    # the others' K bits higher.
-    common, row_full = gl.min(full, axis=0), gl.max(gl.where(own[:, None], full, 0), axis=0)
-    odd, row_some = gl.max(some, axis=0), gl.max(gl.where(own[:, None], some, 0), axis=0)
-    team_bits = gl.sum((common << entry) | ((odd & ~common) << (entry + K)), axis=0)
-    row_bits = gl.sum((row_full << entry) | ((row_some & ~row_full) << (entry + K)), axis=0)
-    # Nor do rows walk their request's first page together where some see a part of it: `team_last_page`.
+    common, odd = gl.min(full, axis=0), gl.max(some, axis=0)
+    walked, tail_bit, parts = _bits(common, odd, entry, K)
+    # Nor do rows walk their request's first page together where some see a part of it: `team_softmax`.
     unlike = gl.max((lists != ids[None, :]).to(gl.int32), axis=0) | ((odd & ~common) & (ids == 0).to(gl.int32))
-    unlike = gl.sum(unlike, axis=0)
-    odd_bits = (team_bits >> K) & ALL
-    # Offsets that do not follow each other are no team's: `any_strange` looks at as many tokens as there are rows.
+    # Offsets that do not follow each other are no team's: what its rows see of a page differs by few tokens.
     near = gl.max(ends, axis=0) - gl.min(ends, axis=0) <= TEAM
-    together = (unlike == 0) & ((odd_bits & (odd_bits - 1)) == 0) & near
-    bits = gl.where(together, team_bits, row_bits)
-    # A page that is seen in part is the last one, in a list that ascends.
-    tail_bit = (bits >> K) & ALL
-    tail_bit &= -tail_bit
-    walked = bits & ALL & (tail_bit - 1)
+    together = (gl.sum(unlike, axis=0) == 0) & ((parts & (parts - 1)) == 0) & near
+    # The entries of this program where rows walk together, and which rows walk alone: at first, or after all.
+    start = (row - first) * SHARE
+    mine = ((1 << SHARE) - 1) << start
+    mate_alone = row - first
+    alone = mate_alone + 1
     if together:
+        mate_alone = gl.to_tensor(0)
+        alone = gl.to_tensor(0)
         # The other rows have nothing to do, and their place is wanted.
         if row - first < WALKERS:
-            start = (row - first) * SHARE
-            mine = ((1 << SHARE) - 1) << start
-            tail_bit &= mine
-            at_tail = tail_bit == (1 << entry)
-            tail = gl.max(gl.where(at_tail, physical, -1), axis=0)
-            tail_page = gl.max(gl.where(at_tail, ids, -1), axis=0)
+            tail_page = gl.max(gl.where((tail_bit & mine) == (1 << entry), ids, -1), axis=0)
+            seen = gl.minimum(gl.maximum(ends - tail_page * P, 0), P)
             queries = load_lines(q, first, kv_head, HEADS, G, TEAM * EACH, EACH, D)
             team = open_stream(keys, values, physical, KV_HEADS, kv_head, TEAM_RING, P, D)
-            walk_together(
-                out, peaks, norms, totals, queries, v_cache, team, walked & mine, tail_bit, ends, first, start,
-                tail, tail_page, scale, value_scale, HEADS, G, EACH, SHARE, NODES, NODE,
+            void = walk_together(
+                out, peaks, norms, totals, queries, team, walked & mine, tail_bit & mine, seen, first, start, scale,
+                value_scale, HEADS, G, EACH, SHARE, NODES, NODE,
             )  # fmt: skip
-    else:
+            alone = gl.where(void, TEAM, 0)
+    for each in range(mate_alone, alone):
+        # Read once more, rather than kept beside a team's walk.
+        own = gl.load(page_ids + ((first + each) * KV_HEADS + kv_head) * K + entry)
+        end = gl.minimum(gl.load(qo_offsets + first + each) + 1, gl.load(kv_lens + request))
+        own_physical = _places(page_table, own, request, width, pages)
+        own_known = (own >= 0) & (own < width)
+        own_full, own_some = own_known & ((own + 1) * P <= end), own_known & (own * P < end)
+        own_walked, own_tail, _ = _bits(own_full.to(gl.int32), own_some.to(gl.int32), entry, K)
+        if together:
+            own_walked, own_tail = own_walked & mine, own_tail & mine
         last = gl.maximum(end, 0) // P
-        own_queries = load_lines(q, row, kv_head, HEADS, G, EACH, EACH, D)
-        alone = open_stream(keys, values, physical, KV_HEADS, kv_head, ROW_RING, P, D)
-        walk_alone(
-            out, own_queries, alone, walked, tail_bit, row, end - last * P, scale, last == 0, value_scale,
-            HEADS, G, NODE,
-        )  # fmt: skip
+        own_queries = load_lines(q, first + each, kv_head, HEADS, G, EACH, EACH, D)
+        stream = open_stream(keys, values, own_physical, KV_HEADS, kv_head, ROW_RING, P, D)
+        head, real, peak, norm, total = walk_alone(
+            own_queries, stream, own_walked, own_tail, first + each, end - last * P, scale, last == 0, HEADS, G, NODE
+        )
+        dim = gl.arange(0, D, gl.SliceLayout(0, total.type.layout))
         if WALKERS > 1:
-            # Nothing is left to merge.
-            line = gl.arange(0, EACH, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-            place = ((row * HEADS + kv_head * G + line) * NODES).to(gl.int64)
-            store_answered(peaks, place, line < G)
+            if together:
+                place = head * NODES + start // NODE
+                store_partial(peaks, norms, totals, place, peak, norm, total, real, dim, D)
+            else:
+                # Nothing is left to merge.
+                store_answered(peaks, head * NODES, real)
+                store_result(out, head, norm, total, value_scale, real, dim, D)
+        else:
+            store_result(out, head, norm, total, value_scale, real, dim, D)
 
 
 def attend_teams(
@@ -221,7 +244,6 @@ def attend_teams(
         q,
         keys,
         values,
-        v_cache,
         page_ids,
         page_table,
         kv_lens,

@@ -12,8 +12,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from msa.ops.triton.page_stream import ask_behind, barrier, came, unseen
-from msa.ops.triton.tile import larger, weigh
+from msa.ops.triton.page_stream import ask_behind, barrier, came, shared, unseen
+from msa.ops.triton.tile import larger, peaks_of, weigh, weights_of
 
 # Rows of a page whose values are cleared at a time.
 EDGE = gl.constexpr(16)
@@ -72,119 +72,109 @@ def row_softmax(
 
 
 @gluon.jit
-def _sums(operand):
-    """Sums of weights [M, P] in a product with ones: [M, C], which are alike."""
-    M: gl.constexpr = operand.shape[0]
-    P: gl.constexpr = operand.shape[1]
+def _halves(tile):
+    """The columns of a tile [M, N] as two tiles, each in a layout of wgmma of its own."""
+    M: gl.constexpr = tile.shape[0]
+    N: gl.constexpr = tile.shape[1] // 2
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    first, second = gl.split(tile.reshape([M, 2, N]).permute((0, 2, 1)))
+    return gl.convert_layout(first, MMA), gl.convert_layout(second, MMA)
+
+
+@gluon.jit
+def _weighted(raw, values, scale, MMA: gl.constexpr):
+    """The softmax over values [P, D] in shared memory, of products ``raw`` [M, P].
+
+    A quarter of the tokens at a time: while their values are multiplied, the weights of the next ones are made.
+
+    Returns:
+        peak [M], norm [M, 1] and total [M, D].
+    """
+    M: gl.constexpr = raw.shape[0]
+    D: gl.constexpr = values.shape[1]
+    N: gl.constexpr = raw.shape[1] // 4
     C: gl.constexpr = 8
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, C])
-    left = gl.convert_layout(operand, gl.DotOperandLayout(0, MMA, 2))
-    ones = gl.full([P, C], 1.0, operand.dtype, gl.DotOperandLayout(1, MMA, 2))
-    return mma_v2(left, ones, gl.zeros([M, C], gl.float32, MMA))
+    PART: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, C])
+    ones = gl.full([N, C], 1.0, values.dtype, gl.DotOperandLayout(1, SUMS, 2))
+    peak, unit = peaks_of(raw, scale)
+    scale, unit = gl.convert_layout(scale, PART), gl.convert_layout(unit, PART)
+    first, second = _halves(raw)
+    quarters = _halves(first) + _halves(second)
+    total = gl.zeros([M, D], gl.float32, MMA)
+    sums = gl.zeros([M, C], gl.float32, SUMS)
+    for quarter in gl.static_range(4):
+        operand = weights_of(quarters[quarter], scale, unit).to(values.dtype)
+        sums = mma_v2(gl.convert_layout(operand, gl.DotOperandLayout(0, SUMS, 2)), ones, sums)
+        left = gl.convert_layout(operand, gl.DotOperandLayout(0, MMA, 2))
+        total = warpgroup_mma(left, values.slice(quarter * N, N), total, use_acc=quarter > 0, is_async=True)
+    total = warpgroup_mma_wait(0, deps=[total])
+    return peak, gl.convert_layout(tl.reduce(sums, 1, larger), gl.SliceLayout(1, MMA))[:, None], total
 
 
 @gluon.jit
-def _one_sum(sums, MMA: gl.constexpr):
-    """Norm [M, 1] beside totals in ``MMA``."""
-    return gl.convert_layout(tl.reduce(sums, 1, larger), gl.SliceLayout(1, MMA))[:, None]
+def _clear(values, fewest, most):
+    """Zeros behind ``most`` of the tokens of values [P, D] in shared memory: a weight of zero would not keep NaN away.
+
+    Returns:
+        whether values of tokens from ``fewest`` on, which some lines see and others do not, are not finite: a product of
+        all lines is not for such.
+    """
+    P: gl.constexpr = values.shape[0]
+    D: gl.constexpr = values.shape[1]
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
+    INFINITY: gl.constexpr = 0x7C00 if values.dtype == gl.float16 else 0x7F80
+    strange = gl.zeros([EDGE, D], gl.int32, FLAT)
+    for edge in gl.static_range(0, P, EDGE):
+        if fewest < edge + EDGE:
+            part = values.slice(edge, EDGE)
+            row = edge + gl.arange(0, EDGE, gl.SliceLayout(1, FLAT))[:, None]
+            held = part.load(FLAT)
+            late = (row >= fewest) & (row < most) & ((held.to(gl.int16, bitcast=True) & 0x7FFF) >= INFINITY)
+            strange |= late.to(gl.int32)
+            part.store(gl.where(row < most, held, 0.0))
+    fence_async_shared()
+    barrier()
+    return gl.max(gl.max(strange, axis=1), axis=0)
 
 
 @gluon.jit
-def team_softmax(stream, queries, step, keys_left, values_left, scale, MMA: gl.constexpr):
-    """The softmax of a team's lines over the page of a step, which they all see in full; asks for the tiles behind it.
+def team_softmax(
+    stream, queries, step, keys_left, values_left, seen_of, scale, TAIL: gl.constexpr, MMA: gl.constexpr
+):
+    """The softmax of a team's lines over the page of a step; asks for the tiles behind it.
 
     Args:
         queries: [1, M, D] in shared memory.
         keys_left, values_left: of `begin`.
+        seen_of: tokens of the page that each row sees (`share` of [rows]), where ``TAIL``; all of them otherwise. It is not
+            the first page of its request: there the rounding of weights would not average out.
         scale: [M], what products are multiplied with.
 
     Returns:
-        peak [M], norm [M, 1], total [M, D] in ``MMA``, a layout of wgmma, fp32, and what is left.
+        peak [M], norm [M, 1], total [M, D] in ``MMA``, a layout of wgmma, fp32; whether `_clear` found them void; and what
+        is left.
     """
     M: gl.constexpr = queries.shape[1]
     P: gl.constexpr = stream.ring.shape[1]
-    D: gl.constexpr = stream.ring.shape[2]
+    ROWS: gl.constexpr = seen_of.shape[0]
     keys = came(stream, 2 * step).permute((1, 0))
     raw = warpgroup_mma(queries.index(unseen(0)), keys, gl.zeros([M, P], gl.float32, MMA), use_acc=False, is_async=True)
     raw = warpgroup_mma_wait(0, deps=[raw])
     keys_left, values_left = ask_behind(stream, 2 * step, keys_left, values_left, False)
-    peak, weights = weigh(raw, scale)
-    operand = weights.to(queries.dtype)
-    left = gl.convert_layout(operand, gl.DotOperandLayout(0, MMA, 2))
     values = came(stream, 2 * step + 1)
-    total = warpgroup_mma(left, values, gl.zeros([M, D], gl.float32, MMA), use_acc=False, is_async=True)
-    sums = _sums(operand)
-    total = warpgroup_mma_wait(0, deps=[total])
+    void = gl.to_tensor(0)
+    if TAIL:
+        row_of = gl.arange(0, M, gl.SliceLayout(1, MMA)) // (M // ROWS)
+        seen = gl.zeros([M], gl.int32, gl.SliceLayout(1, MMA))
+        fewest = gl.to_tensor(P)
+        most = gl.to_tensor(0)
+        for row in gl.static_range(ROWS):
+            own = shared(seen_of, row)
+            seen = gl.where(row_of == row, own, seen)
+            fewest, most = gl.minimum(fewest, own), gl.maximum(most, own)
+        void = _clear(values, fewest, most)
+        raw = gl.where(gl.arange(0, P, gl.SliceLayout(0, MMA))[None, :] < seen[:, None], raw, float("-inf"))
+    peak, norm, total = _weighted(raw, values, scale, MMA)
     keys_left, values_left = ask_behind(stream, 2 * step + 1, keys_left, values_left, True)
-    return peak, _one_sum(sums, MMA), total, keys_left, values_left
-
-
-@gluon.jit
-def _finite(values):
-    """Which 16-bit numbers are neither infinite nor NaN."""
-    INFINITY: gl.constexpr = 0x7C00 if values.dtype == gl.float16 else 0x7F80
-    return (values.to(gl.int16, bitcast=True) & 0x7FFF) < INFINITY
-
-
-@gluon.jit
-def any_strange(page, fewest, most, D: gl.constexpr):
-    """Whether values [.., D] at ``page`` of tokens from ``fewest`` to ``most``, four at most, are not finite."""
-    LATE: gl.constexpr = gl.BlockedLayout([4, 4], [1, 32], [1, gl.num_warps()], [1, 0])
-    token = fewest + gl.arange(0, 4, gl.SliceLayout(1, LATE))[:, None]
-    late = gl.load(page + token * D + gl.arange(0, D, gl.SliceLayout(0, LATE))[None, :], mask=token < most, other=0.0)
-    return gl.max(gl.max((~_finite(late)).to(gl.int32), axis=0), axis=0) > 0
-
-
-@gluon.jit
-def team_last_page(stream, queries, step, page, seen, fewest, most, strange, scale, MMA: gl.constexpr):
-    """The softmax of a team's lines over the last page of its walk, of which line m sees ``seen[m]`` tokens.
-
-    It is not the first page of its request: there the rounding of weights would not average out.
-
-    Args:
-        queries: [1, M, D] in shared memory.
-        page: pointer to its values [P, D].
-        fewest, most: of ``seen``; they differ by four at most.
-        strange: `any_strange` of the tokens between.
-
-    Returns:
-        as `team_softmax`.
-    """
-    M: gl.constexpr = queries.shape[1]
-    P: gl.constexpr = stream.ring.shape[1]
-    D: gl.constexpr = stream.ring.shape[2]
-    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
-    values = came(stream, 2 * step + 1)
-    # What no line sees may be anything.
-    for edge in gl.static_range(0, P, EDGE):
-        if most < edge + EDGE:
-            part = values.slice(edge, EDGE)
-            row = edge + gl.arange(0, EDGE, gl.SliceLayout(1, FLAT))[:, None]
-            part.store(gl.where(row < most, part.load(FLAT), 0.0))
-    # What some lines see and others do not must be finite for a product of all: a weight of zero keeps nothing else away.
-    if strange:
-        row = gl.arange(0, P, gl.SliceLayout(1, FLAT))[:, None]
-        tile = values.load(FLAT)
-        values.store(gl.where((row < fewest) | _finite(tile), tile, 0.0))
-    fence_async_shared()
-    barrier()
-    keys = came(stream, 2 * step).permute((1, 0))
-    raw = warpgroup_mma(queries.index(unseen(0)), keys, gl.zeros([M, P], gl.float32, MMA), use_acc=False, is_async=True)
-    raw = warpgroup_mma_wait(0, deps=[raw])
-    token = gl.arange(0, P, gl.SliceLayout(0, MMA))[None, :]
-    raw = gl.where(token < seen[:, None], raw, float("-inf"))
-    peak, weights = weigh(raw, scale)
-    operand = weights.to(queries.dtype)
-    left = gl.convert_layout(operand, gl.DotOperandLayout(0, MMA, 2))
-    total = warpgroup_mma(left, values, gl.zeros([M, D], gl.float32, MMA), use_acc=False, is_async=True)
-    sums = _sums(operand)
-    total = warpgroup_mma_wait(0, deps=[total])
-    if strange:
-        # Infinities and NaN come to their lines one by one: no order of a sum changes what they make of it.
-        dim = gl.arange(0, D, gl.SliceLayout(0, MMA))
-        for late in range(fewest, most):
-            value = gl.load(page + late * D + dim)
-            take = (late < seen)[:, None] & ~_finite(value)[None, :]
-            weight = gl.sum(gl.where(token == late, operand.to(gl.float32), 0.0), axis=1)
-            total = gl.where(take, gl.fma(weight[:, None], value.to(gl.float32)[None, :], total), total)
-    return peak, _one_sum(sums, MMA), total
+    return peak, norm, total, void, keys_left, values_left

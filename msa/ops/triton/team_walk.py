@@ -7,8 +7,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from msa.ops.triton.merge import store_empty, store_partial, store_result
-from msa.ops.triton.page_stream import barrier, begin, ones_of, share, shared
-from msa.ops.triton.stream_softmax import any_strange, empty, row_softmax, team_last_page, team_softmax
+from msa.ops.triton.page_stream import barrier, begin, close, ones_of, share
+from msa.ops.triton.stream_softmax import empty, row_softmax, team_softmax
 from msa.ops.triton.tile import fold
 
 # Totals [64, 128] in shared memory as the threads of a product hold them, so that each has one address: pairs of columns by
@@ -40,58 +40,8 @@ def _heads(
 
 
 @gluon.jit
-def _values_of(stream, v_cache, page):
-    """Pointer to the head's values [P, D] of the page that lies at ``page``."""
-    SIZE: gl.constexpr = stream.ring.shape[1] * stream.ring.shape[2]
-    return v_cache + (page.to(gl.int64) * stream.heads + stream.head) * SIZE
-
-
-@gluon.jit
-def _take_notes(stream, v_cache, ends, tail, tail_page, MATES: gl.constexpr):
-    """What is wanted but once, for the last page of a team, in shared memory: registers are what there is least of.
-
-    Returns:
-        `share` of the tokens that each mate sees of it, where it lies, and whether it is `any_strange`.
-    """
-    P: gl.constexpr = stream.ring.shape[1]
-    D: gl.constexpr = stream.ring.shape[2]
-    seen = gl.minimum(gl.maximum(ends - tail_page * P, 0), P)
-    fewest, most = gl.min(seen, axis=0), gl.max(seen, axis=0)
-    strange = any_strange(_values_of(stream, v_cache, tail), fewest, gl.where(tail >= 0, most, fewest), D)
-    place = gl.arange(0, 2 * MATES, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    notes = gl.where(place == MATES, tail, strange.to(gl.int32))
-    for mate in gl.static_range(MATES):
-        own = gl.arange(0, MATES, ends.type.layout) == mate
-        notes = gl.where(place == mate, gl.max(gl.where(own, seen, 0), axis=0), notes)
-    return share(notes)
-
-
-@gluon.jit
-def _add_last_page(
-    peak, norm, total, stream, queries, step, v_cache, notes, scale, MATES: gl.constexpr, MMA: gl.constexpr
-):
-    """The softmax of a team, and behind it that of the page that its rows see in part: see `_take_notes`."""
-    M: gl.constexpr = queries.shape[1]
-    mate_of = gl.arange(0, M, gl.SliceLayout(1, MMA)) // (M // MATES)
-    seen = gl.zeros([M], gl.int32, gl.SliceLayout(1, MMA))
-    fewest = gl.to_tensor(stream.ring.shape[1])
-    most = gl.to_tensor(0)
-    for mate in gl.static_range(MATES):
-        own = shared(notes, mate)
-        seen = gl.where(mate_of == mate, own, seen)
-        fewest, most = gl.minimum(fewest, own), gl.maximum(most, own)
-    values = _values_of(stream, v_cache, shared(notes, MATES))
-    strange = shared(notes, MATES + 1) > 0
-    more_peak, more_norm, more_total = team_last_page(
-        stream, queries, step, values, seen, fewest, most, strange, scale, MMA
-    )
-    return fold(peak, norm, total, more_peak, more_norm, more_total, True)
-
-
-@gluon.jit
 def walk_together(
-    out, peaks, norms, totals, queries, v_cache, stream, walked, tail_bit, ends, first, start, tail, tail_page, scale,
-    value_scale,
+    out, peaks, norms, totals, queries, stream, walked, tail_bit, seen, first, start, scale, value_scale,
     HEADS: gl.constexpr, G: gl.constexpr, EACH: gl.constexpr, SHARE: gl.constexpr, NODES: gl.constexpr,
     NODE: gl.constexpr,
 ):  # fmt: skip
@@ -100,8 +50,10 @@ def walk_together(
     Args:
         queries: [M, D], EACH lines a row.
         walked, tail_bit: int32, the entries that all rows see in full, and the last one, of which some see a part.
-        ends: [TEAM] int32, tokens that each row sees.
-        tail, tail_page: where the page of ``tail_bit`` lies, and its number; negative if there is none.
+        seen: [rows] int32, tokens of the last one that each row sees.
+
+    Returns:
+        whether the rows have to walk alone after all: `team_softmax`.
     """
     M: gl.constexpr = queries.shape[0]
     D: gl.constexpr = stream.ring.shape[2]
@@ -117,7 +69,8 @@ def walk_together(
     scale = gl.full([M], scale, gl.float32, BESIDE)
     count = ones_of(walked)
     behind = (tail_bit != 0).to(gl.int32)
-    notes = _take_notes(stream, v_cache, ends, tail, tail_page, M // EACH)
+    seen_of = share(seen)
+    void = gl.to_tensor(0)
     peak, norm, total = empty(M, 1, D, MMA)
     if ALL:
         # The sum of the nodes waits here for the next one: registers hold one of them, beside a page.
@@ -129,14 +82,15 @@ def walk_together(
     for node in range(nodes):
         peak, norm, total = empty(M, 1, D, MMA)
         for step in range(node * NODE, gl.minimum(node * NODE + NODE, count)):
-            more_peak, more_norm, more_total, keys_left, values_left = team_softmax(
-                stream, lines, step, keys_left, values_left, scale, MMA
+            more_peak, more_norm, more_total, _, keys_left, values_left = team_softmax(
+                stream, lines, step, keys_left, values_left, seen_of, scale, False, MMA
             )
             peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, True)
         if (behind > 0) & (node == nodes - 1):
-            peak, norm, total = _add_last_page(
-                peak, norm, total, stream, lines, count, v_cache, notes, scale, M // EACH, MMA
+            more_peak, more_norm, more_total, void, keys_left, values_left = team_softmax(
+                stream, lines, count, keys_left, values_left, seen_of, scale, True, MMA
             )
+            peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, True)
         if ALL:
             if node > 0:
                 sum_norm = sum_norms.load(BESIDE)[:, None]
@@ -155,19 +109,22 @@ def walk_together(
     else:
         for node in range(nodes, SHARE // NODE):
             store_empty(peaks, head * NODES + (start // NODE + node), real)
+    close(stream)
+    return void > 0
 
 
 @gluon.jit
-def walk_alone(
-    out, queries, stream, walked, tail_bit, row, seen, scale, few, value_scale,
-    HEADS: gl.constexpr, G: gl.constexpr, NODE: gl.constexpr,
-):  # fmt: skip
-    """The attention of a row over its whole list.
+def walk_alone(queries, stream, walked, tail_bit, row, seen, scale, few, HEADS: gl.constexpr, G: gl.constexpr,
+               NODE: gl.constexpr):  # fmt: skip
+    """The softmax of a row over a list of which it walks all.
 
     Args:
         queries: [LINES, D].
         walked, tail_bit: int32, the entries that the row sees in full, and the last one, of which it sees ``seen`` tokens.
         few: of `row_softmax`.
+
+    Returns:
+        row times heads plus head of each line [LINES], whether it has one, and peak, norm and total.
     """
     M: gl.constexpr = queries.shape[0]
     P: gl.constexpr = stream.ring.shape[1]
@@ -195,4 +152,5 @@ def walk_alone(
         )
         peak, norm, total = fold(peak, norm, total, more_peak, more_norm, more_total, real)
     peak, norm, total = fold(sum_peak, sum_norm, sum_total, peak, norm, total, real)
-    store_result(out, head, norm, total, value_scale, real, gl.arange(0, D, gl.SliceLayout(0, MMA)), D)
+    close(stream)
+    return head, real, peak, norm, total
