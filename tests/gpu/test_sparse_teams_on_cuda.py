@@ -87,7 +87,7 @@ class Step:
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("walkers", [1, sparse_teams.TEAM])
 def test_company_changes_no_bit(monkeypatch, sizes, walkers):
-    plan = sparse_teams.Plan(walkers, 2 if walkers == 1 else 3, 2)
+    plan = sparse_teams.Plan(walkers, 2 if walkers == 1 else 3, 2, 3)
     monkeypatch.setattr(sparse_teams.Plan, "of", classmethod(lambda cls, rows, kv_heads: plan))
     taken = []
     attend = sparse_teams.attend_teams

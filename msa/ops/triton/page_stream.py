@@ -13,8 +13,9 @@ barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 _bring = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _REINTERPRETS = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
-# A walk: descriptors of caches [pages * heads * P, D], tiles [RING, P, D] with the barriers [RING, 1] that say when they are
-# there, where the pages of a list lie int32 [K, 1], and which of how many heads. A tile of keys and one of values alternate.
+# A walk: descriptors of caches [pages * heads * P, D], tiles [RING, P, D] with barriers [RING or more, 1] that say
+# when they are there, where the pages of a list lie int32 [K, 1], and which of how many heads. A tile of keys and one of values
+# alternate.
 Stream = namedtuple("Stream", ["k_pages", "v_pages", "ring", "ready", "order", "heads", "head"])
 
 
@@ -50,12 +51,20 @@ def shared(each, place):
 
 
 @gluon.jit
-def open_stream(keys, values, physical, heads, head, RING: gl.constexpr, P: gl.constexpr, D: gl.constexpr):
-    """A stream of the pages at ``physical`` int32 [K], of which none is asked for yet."""
-    ready = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-    ring = gl.allocate_shared_memory(keys.dtype, [RING, P, D], keys.layout)
+def new_barriers(RING: gl.constexpr, ROOM: gl.constexpr):
+    """Barriers for a ring of ``RING`` tiles at most, with room for ``ROOM``."""
+    ready = gl.allocate_shared_memory(gl.int64, [ROOM, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(RING):
         mbarrier.init(ready.index(slot), count=1)
+    return ready
+
+
+@gluon.jit
+def open_stream(
+    keys, values, ready, physical, heads, head, RING: gl.constexpr, P: gl.constexpr, D: gl.constexpr
+):
+    """A stream of the pages at ``physical`` int32 [K], of which none is asked for yet."""
+    ring = gl.allocate_shared_memory(keys.dtype, [RING, P, D], keys.layout)
     return Stream(keys, values, ring, ready, share(physical), heads, head)
 
 
@@ -103,11 +112,12 @@ def begin(stream, left):
 
 @gluon.jit
 def close(stream):
-    """After a walk, of which every tile was waited for: another stream may be opened where this one was."""
+    """After a walk, of which every tile was waited for: another stream may be opened with its barriers."""
     RING: gl.constexpr = stream.ring.shape[0]
     barrier()
     for slot in gl.static_range(RING):
         mbarrier.invalidate(stream.ready.index(slot))
+        mbarrier.init(stream.ready.index(slot), count=1)
 
 
 @gluon.jit

@@ -12,13 +12,15 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from msa.ops.triton.launch import UNITS, launch_options
 from msa.ops.triton.merge import store_answered, store_partial, store_result
-from msa.ops.triton.page_stream import open_stream
+from msa.ops.triton.page_stream import begin, new_barriers, open_stream
 from msa.ops.triton.team_walk import load_lines, walk_alone, walk_together
 from msa.ops.triton.tile import ATTENTION_WARPS, LEAST_LINES, dependency_wait
 
 # Rows of a team, as many as make a tile of 64 lines; numbers of a page and of a head, as many as a product's instruction takes.
 TEAM = 4
 SIDE = 128
+# Barriers, of eight bytes each, with which shared memory holds one program of a multiprocessor.
+EXCLUSIVE = 12288
 # Numbers that an address of the kernel can name.
 _MOST = 2**31
 
@@ -31,11 +33,14 @@ class Plan:
         walkers: programs that share the list of a team that walks together, the whole or a node each.
         team_ring: tiles that a team keeps on their way. One that walks its whole list keeps a sum in shared memory as well.
         row_ring: tiles that a row keeps on their way where it walks alone.
+        room: barriers that shared memory is taken for, so many that no program shares a multiprocessor while others are
+            idle, or as many as the rings have tiles.
     """
 
     walkers: int
     team_ring: int
     row_ring: int
+    room: int
 
     @classmethod
     def of(cls, rows: int, kv_heads: int) -> Plan:
@@ -44,8 +49,9 @@ class Plan:
         A row alone keeps three tiles on their way where its program has a multiprocessor to itself; two are faster where
         programs share one.
         """
-        alone = 3 if rows * kv_heads <= UNITS else 2
-        return cls(1, 2, alone) if rows // TEAM * kv_heads > UNITS else cls(TEAM, 3, alone)
+        if rows // TEAM * kv_heads > UNITS:
+            return cls(1, 2, 2, 2)
+        return cls(TEAM, 3, 3, EXCLUSIVE) if rows * kv_heads <= UNITS else cls(TEAM, 3, 2, 3)
 
 
 @functools.cache
@@ -121,6 +127,7 @@ def _attend_teams(
     WALKERS: gl.constexpr,
     TEAM_RING: gl.constexpr,
     ROW_RING: gl.constexpr,
+    ROOM: gl.constexpr,
     P: gl.constexpr,
     D: gl.constexpr,
     PDL: gl.constexpr,
@@ -129,6 +136,7 @@ def _attend_teams(
     NODES: gl.constexpr = K // NODE
     SHARE: gl.constexpr = K // WALKERS
     LISTS: gl.constexpr = gl.BlockedLayout([TEAM, 1], [1, 32], [1, gl.num_warps()], [1, 0])
+    ready = new_barriers(max(TEAM_RING, ROW_RING), ROOM)
     dependency_wait(PDL)
     row = gl.program_id(0)
     kv_head = gl.program_id(1)
@@ -160,13 +168,16 @@ def _attend_teams(
         alone = gl.to_tensor(0)
         # The other rows have nothing to do, and their place is wanted.
         if row - first < WALKERS:
-            tail_page = gl.max(gl.where((tail_bit & mine) == (1 << entry), ids, -1), axis=0)
-            seen = gl.minimum(gl.maximum(ends - tail_page * P, 0), P)
+            walked, tail_bit = walked & mine, tail_bit & mine
+            # Asked for before the pages, behind which they would come late.
             queries = load_lines(q, first, kv_head, HEADS, G, TEAM * EACH, EACH, D)
-            team = open_stream(keys, values, physical, KV_HEADS, kv_head, TEAM_RING, P, D)
+            team = open_stream(keys, values, ready, physical, KV_HEADS, kv_head, TEAM_RING, P, D)
+            keys_left, values_left = begin(team, walked | tail_bit)
+            tail_page = gl.max(gl.where(tail_bit == (1 << entry), ids, -1), axis=0)
+            seen = gl.minimum(gl.maximum(ends - tail_page * P, 0), P)
             void = walk_together(
-                out, peaks, norms, totals, queries, team, walked & mine, tail_bit & mine, seen, first, start, scale,
-                value_scale, HEADS, G, EACH, SHARE, NODES, NODE,
+                out, peaks, norms, totals, queries, team, keys_left, values_left, walked, tail_bit, seen, first, start,
+                scale, value_scale, HEADS, G, EACH, SHARE, NODES, NODE,
             )  # fmt: skip
             alone = gl.where(void, TEAM, 0)
     for each in range(mate_alone, alone):
@@ -181,7 +192,7 @@ def _attend_teams(
             own_walked, own_tail = own_walked & mine, own_tail & mine
         last = gl.maximum(end, 0) // P
         own_queries = load_lines(q, first + each, kv_head, HEADS, G, EACH, EACH, D)
-        stream = open_stream(keys, values, own_physical, KV_HEADS, kv_head, ROW_RING, P, D)
+        stream = open_stream(keys, values, ready, own_physical, KV_HEADS, kv_head, ROW_RING, P, D)
         head, real, peak, norm, total = walk_alone(
             own_queries, stream, own_walked, own_tail, first + each, end - last * P, scale, last == 0, HEADS, G, NODE
         )
@@ -262,6 +273,7 @@ def attend_teams(
         WALKERS=plan.walkers,
         TEAM_RING=plan.team_ring,
         ROW_RING=plan.row_ring,
+        ROOM=plan.room,
         P=page_size,
         D=dim,
         PDL=pdl,

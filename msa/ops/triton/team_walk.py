@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from msa.ops.triton.merge import store_empty, store_partial, store_result
+from msa.ops.triton.merge import store_partial, store_result
 from msa.ops.triton.page_stream import barrier, begin, close, ones_of, share
 from msa.ops.triton.stream_softmax import empty, row_softmax, team_softmax
 from msa.ops.triton.tile import fold
@@ -41,14 +41,16 @@ def _heads(
 
 @gluon.jit
 def walk_together(
-    out, peaks, norms, totals, queries, stream, walked, tail_bit, seen, first, start, scale, value_scale,
+    out, peaks, norms, totals, queries, stream, keys_left, values_left, walked, tail_bit, seen, first, start, scale,
+    value_scale,
     HEADS: gl.constexpr, G: gl.constexpr, EACH: gl.constexpr, SHARE: gl.constexpr, NODES: gl.constexpr,
     NODE: gl.constexpr,
 ):  # fmt: skip
-    """The attention of a team over its list or, where SHARE entries from ``start`` on are a part of it, of each node there.
+    """The attention of a team over its list or, where SHARE entries from ``start`` on are a node of it, that node.
 
     Args:
         queries: [M, D], EACH lines a row.
+        keys_left, values_left: of `begin`.
         walked, tail_bit: int32, the entries that all rows see in full, and the last one, of which some see a part.
         seen: [rows] int32, tokens of the last one that each row sees.
 
@@ -60,8 +62,6 @@ def walk_together(
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     BESIDE: gl.constexpr = gl.SliceLayout(1, MMA)
     ALL: gl.constexpr = SHARE == NODES * NODE
-    dim = gl.arange(0, D, gl.SliceLayout(0, MMA))
-    keys_left, values_left = begin(stream, walked | tail_bit)
     lines = gl.allocate_shared_memory(stream.ring.dtype, [1, M, D], stream.ring.layout)
     lines.index(0).store(queries.to(stream.ring.dtype))
     fence_async_shared()
@@ -99,17 +99,14 @@ def walk_together(
                 sums.store(total)
                 sum_norms.store(gl.max(norm, axis=1))
                 sum_peaks.store(peak)
-        else:
-            head, real = _heads(first, stream.head, HEADS, G, M, EACH, MMA)
-            place = head * NODES + (start // NODE + node)
-            store_partial(peaks, norms, totals, place, peak, norm, total, real, dim, D)
     head, real = _heads(first, stream.head, HEADS, G, M, EACH, MMA)
+    dim = gl.arange(0, D, gl.SliceLayout(0, MMA))
     if ALL:
         store_result(out, head, norm, total, value_scale, real, dim, D)
     else:
-        for node in range(nodes, SHARE // NODE):
-            store_empty(peaks, head * NODES + (start // NODE + node), real)
-    close(stream)
+        store_partial(peaks, norms, totals, head * NODES + start // NODE, peak, norm, total, real, dim, D)
+    if void > 0:
+        close(stream)
     return void > 0
 
 
