@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,6 +13,9 @@ import torch
 triton = pytest.importorskip("triton", reason="the kernels need triton, which is not installed")
 sparse_gqa = import_module("msa.ops.triton.sparse_gqa")
 sparse_teams = import_module("msa.ops.triton.sparse_teams")
+stream_softmax = import_module("msa.ops.triton.stream_softmax")
+page_stream = import_module("msa.ops.triton.page_stream")
+team_walk = import_module("msa.ops.triton.team_walk")
 Partials = import_module("msa.ops.triton.partials").Partials
 
 # On and around a page's end, in the first page, none at all, and long lists.
@@ -113,6 +118,63 @@ def test_rows_that_do_not_follow_each_other_keep_what_they_do_not_see_out(monkey
     assert torch.equal(step.answer(), together)
     second = step.out.view(step.batch, step.qo_len, -1)[:, 1]
     assert bool(second[torch.tensor(ENDS[: step.batch], device="cuda") > 300].isfinite().all())
+
+
+# What a kernel for teams may get wrong: a function, what it says, and what it says then; and how many share a list.
+DEFECTS = {
+    "a token behind a row": (stream_softmax, "team_softmax", "< seen[:, None]", "<= seen[:, None]", 1),
+    "what lies behind the last token": (stream_softmax, "_clear", "row < most, held", "row < P, held", 1),
+    "values that are not finite": (stream_softmax, "_clear", ">= INFINITY", "> 0x7FFF", 1),
+    "sums of weights": (stream_softmax, "_sums", "mma_v2(left, ones,", "mma_v2(left, ones + ones,", 1),
+    "the order of pages": (
+        team_walk,
+        "walk_together",
+        "fold(peak, norm, total, more_peak, more_norm, more_total, True)\n        if (behind",
+        "fold(more_peak, more_norm, more_total, peak, norm, total, True)\n        if (behind",
+        1,
+    ),
+    "a node's end": (team_walk, "walk_together", "node * NODE + NODE, count", "node * NODE + NODE - 1, count", 1),
+    "the sum of the nodes": (team_walk, "walk_together", "if node > 0:", "if node > 1:", 1),
+    "which part a node is": (team_walk, "walk_together", "start // NODE", "start // NODE * 0", 4),
+    "rows that are void": (team_walk, "walk_together", "return void > 0", "return void > 1", 4),
+    "lists that differ": (sparse_teams, "_attend_teams", "(lists != ids[None, :])", "(lists < 0)", 1),
+    "two pages seen in part": (sparse_teams, "_attend_teams", "((parts & (parts - 1)) == 0)", "(parts >= 0)", 1),
+    "the first page": (sparse_teams, "_attend_teams", "(ids == 0)", "(ids < 0)", 1),
+    "that a row has its result": (
+        sparse_teams,
+        "_attend_teams",
+        "store_answered(peaks, head * NODES, real)",
+        "pass",
+        4,
+    ),
+    "where pages lie": (page_stream, "_ask", "first - 1, 0)", "first, 0)", 1),
+}
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, right: str, wrong: str) -> None:
+    """Have a device function say ``wrong``, and everything that calls it compiled anew, now and when it is put back."""
+    function = getattr(module, name)
+    assert function.src.count(right) == 1, f"{name} does not say {right!r} once"
+    monkeypatch.setattr(function, "_src", function.src.replace(right, wrong))
+    for part in (page_stream, stream_softmax, team_walk, sparse_teams):
+        for each in vars(part).values():
+            if isinstance(each, triton.JITFunction):
+                monkeypatch.setattr(each, "hash", None)
+    monkeypatch.setattr(
+        sparse_teams._attend_teams, "device_caches", defaultdict(sparse_teams._attend_teams.create_binder)
+    )
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_of_the_kernel_changes_bits(monkeypatch, defect):
+    *where, walkers = DEFECTS[defect]
+    monkeypatch.setattr(
+        sparse_teams.Plan, "of", classmethod(lambda cls, *_: sparse_teams.Plan(walkers, 3 - (walkers == 1), 2, 3))
+    )
+    steps = [Step(*SIZES[1], alike, last) for alike in ("same", "random") for last in (None, INF)]
+    right = [step.answer() for step in steps]
+    plant(monkeypatch, *where)
+    assert not all(torch.equal(step.answer(), before) for step, before in zip(steps, right, strict=True))
 
 
 def test_company_changes_no_bit_in_fp16():

@@ -120,12 +120,12 @@ def test_every_variant_of_a_driver_compiles_for_hopper(launches, parallel, qo_le
 
 
 @pytest.mark.parametrize(
-    ("bucket", "walkers"),
-    # 48 teams of four rows share the GPU, four programs each, and 160 fill it.
-    [(12, 4), (40, 1)],
+    ("bucket", "walkers", "programs"),
+    # 32 teams of four rows leave each of four programs a multiprocessor of its own, 48 teams do not, and 160 fill the GPU.
+    [(8, 4, 1), (12, 4, 2), (40, 1, 2)],
 )
-def test_rows_that_may_walk_together_compile_for_hopper_and_fit_twice_into_a_multiprocessor(
-    monkeypatch, launches, bucket, walkers
+def test_rows_that_may_walk_together_compile_for_hopper_and_fit_into_a_multiprocessor(
+    monkeypatch, launches, bucket, walkers, programs
 ):
     monkeypatch.setattr(sparse_teams, "_hopper", lambda device: True)
     assert sparse_teams.Plan.of(bucket * 4, 4).walkers == walkers
@@ -135,7 +135,7 @@ def test_rows_that_may_walk_together_compile_for_hopper_and_fit_twice_into_a_mul
     answered = [name for name, variant in launches.compiled if "merge" in name and "'ANSWERED': True" in variant]
     assert len(answered) == (1 if walkers > 1 else 0)
     teams = compiled["sparse_teams._attend_teams"]
-    assert 2 * (teams.metadata.shared + 1024) <= 228 * 1024
+    assert 228 * 1024 // (teams.metadata.shared + 1024) == programs
     assert "wgmma" in teams.asm["ptx"] and "cp.async.bulk.tensor" in teams.asm["ptx"]
 
 

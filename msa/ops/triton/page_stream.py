@@ -13,9 +13,8 @@ barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 _bring = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _REINTERPRETS = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
-# A walk: descriptors of caches [pages * heads * P, D], tiles [RING, P, D] with barriers [RING or more, 1] that say
-# when they are there, where the pages of a list lie int32 [K, 1], and which of how many heads. A tile of keys and one of values
-# alternate.
+# A walk: descriptors of caches [pages * heads * P, D], tiles [RING, P, D] with barriers [RING or more, 1] that say when they
+# are there, where the pages of a list lie int32 [K, 1], and which of how many heads. A tile of keys and one of values alternate.
 Stream = namedtuple("Stream", ["k_pages", "v_pages", "ring", "ready", "order", "heads", "head"])
 
 
@@ -60,9 +59,7 @@ def new_barriers(RING: gl.constexpr, ROOM: gl.constexpr):
 
 
 @gluon.jit
-def open_stream(
-    keys, values, ready, physical, heads, head, RING: gl.constexpr, P: gl.constexpr, D: gl.constexpr
-):
+def open_stream(keys, values, ready, physical, heads, head, RING: gl.constexpr, P: gl.constexpr, D: gl.constexpr):
     """A stream of the pages at ``physical`` int32 [K], of which none is asked for yet."""
     ring = gl.allocate_shared_memory(keys.dtype, [RING, P, D], keys.layout)
     return Stream(keys, values, ring, ready, share(physical), heads, head)

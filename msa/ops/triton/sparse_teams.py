@@ -161,11 +161,11 @@ def _attend_teams(
     # The entries of this program where rows walk together, and which rows walk alone: at first, or after all.
     start = (row - first) * SHARE
     mine = ((1 << SHARE) - 1) << start
-    mate_alone = row - first
-    alone = mate_alone + 1
+    alone_from = row - first
+    alone_until = alone_from + 1
     if together:
-        mate_alone = gl.to_tensor(0)
-        alone = gl.to_tensor(0)
+        alone_from = gl.to_tensor(0)
+        alone_until = gl.to_tensor(0)
         # The other rows have nothing to do, and their place is wanted.
         if row - first < WALKERS:
             walked, tail_bit = walked & mine, tail_bit & mine
@@ -179,8 +179,9 @@ def _attend_teams(
                 out, peaks, norms, totals, queries, team, keys_left, values_left, walked, tail_bit, seen, first, start,
                 scale, value_scale, HEADS, G, EACH, SHARE, NODES, NODE,
             )  # fmt: skip
-            alone = gl.where(void, TEAM, 0)
-    for each in range(mate_alone, alone):
+            # What was stored is stored once more.
+            alone_until = gl.where(void, TEAM, 0)
+    for each in range(alone_from, alone_until):
         # Read once more, rather than kept beside a team's walk.
         own = gl.load(page_ids + ((first + each) * KV_HEADS + kv_head) * K + entry)
         end = gl.minimum(gl.load(qo_offsets + first + each) + 1, gl.load(kv_lens + request))

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from msa.ops.triton.page_stream import ask_behind, barrier, came, shared, unseen
-from msa.ops.triton.tile import larger, peaks_of, weigh, weights_of
+from msa.ops.triton.tile import larger, weigh
 
 # Rows of a page whose values are cleared at a time.
 EDGE = gl.constexpr(16)
@@ -72,44 +72,15 @@ def row_softmax(
 
 
 @gluon.jit
-def _halves(tile):
-    """The columns of a tile [M, N] as two tiles, each in a layout of wgmma of its own."""
-    M: gl.constexpr = tile.shape[0]
-    N: gl.constexpr = tile.shape[1] // 2
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
-    first, second = gl.split(tile.reshape([M, 2, N]).permute((0, 2, 1)))
-    return gl.convert_layout(first, MMA), gl.convert_layout(second, MMA)
-
-
-@gluon.jit
-def _weighted(raw, values, scale, MMA: gl.constexpr):
-    """The softmax over values [P, D] in shared memory, of products ``raw`` [M, P].
-
-    A quarter of the tokens at a time: while their values are multiplied, the weights of the next ones are made.
-
-    Returns:
-        peak [M], norm [M, 1] and total [M, D].
-    """
-    M: gl.constexpr = raw.shape[0]
-    D: gl.constexpr = values.shape[1]
-    N: gl.constexpr = raw.shape[1] // 4
+def _sums(operand):
+    """Sums of weights [M, P] in a product with ones: [M, C], which are alike."""
+    M: gl.constexpr = operand.shape[0]
+    P: gl.constexpr = operand.shape[1]
     C: gl.constexpr = 8
-    PART: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, C])
-    ones = gl.full([N, C], 1.0, values.dtype, gl.DotOperandLayout(1, SUMS, 2))
-    peak, unit = peaks_of(raw, scale)
-    scale, unit = gl.convert_layout(scale, PART), gl.convert_layout(unit, PART)
-    first, second = _halves(raw)
-    quarters = _halves(first) + _halves(second)
-    total = gl.zeros([M, D], gl.float32, MMA)
-    sums = gl.zeros([M, C], gl.float32, SUMS)
-    for quarter in gl.static_range(4):
-        operand = weights_of(quarters[quarter], scale, unit).to(values.dtype)
-        sums = mma_v2(gl.convert_layout(operand, gl.DotOperandLayout(0, SUMS, 2)), ones, sums)
-        left = gl.convert_layout(operand, gl.DotOperandLayout(0, MMA, 2))
-        total = warpgroup_mma(left, values.slice(quarter * N, N), total, use_acc=quarter > 0, is_async=True)
-    total = warpgroup_mma_wait(0, deps=[total])
-    return peak, gl.convert_layout(tl.reduce(sums, 1, larger), gl.SliceLayout(1, MMA))[:, None], total
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, C])
+    left = gl.convert_layout(operand, gl.DotOperandLayout(0, MMA, 2))
+    ones = gl.full([P, C], 1.0, operand.dtype, gl.DotOperandLayout(1, MMA, 2))
+    return mma_v2(left, ones, gl.zeros([M, C], gl.float32, MMA))
 
 
 @gluon.jit
@@ -139,9 +110,7 @@ def _clear(values, fewest, most):
 
 
 @gluon.jit
-def team_softmax(
-    stream, queries, step, keys_left, values_left, seen_of, scale, TAIL: gl.constexpr, MMA: gl.constexpr
-):
+def team_softmax(stream, queries, step, keys_left, values_left, seen_of, scale, TAIL: gl.constexpr, MMA: gl.constexpr):
     """The softmax of a team's lines over the page of a step; asks for the tiles behind it.
 
     Args:
@@ -157,6 +126,7 @@ def team_softmax(
     """
     M: gl.constexpr = queries.shape[1]
     P: gl.constexpr = stream.ring.shape[1]
+    D: gl.constexpr = stream.ring.shape[2]
     ROWS: gl.constexpr = seen_of.shape[0]
     keys = came(stream, 2 * step).permute((1, 0))
     raw = warpgroup_mma(queries.index(unseen(0)), keys, gl.zeros([M, P], gl.float32, MMA), use_acc=False, is_async=True)
@@ -175,6 +145,11 @@ def team_softmax(
             fewest, most = gl.minimum(fewest, own), gl.maximum(most, own)
         void = _clear(values, fewest, most)
         raw = gl.where(gl.arange(0, P, gl.SliceLayout(0, MMA))[None, :] < seen[:, None], raw, float("-inf"))
-    peak, norm, total = _weighted(raw, values, scale, MMA)
+    peak, weights = weigh(raw, scale)
+    operand = weights.to(queries.dtype)
+    left = gl.convert_layout(operand, gl.DotOperandLayout(0, MMA, 2))
+    total = warpgroup_mma(left, values, gl.zeros([M, D], gl.float32, MMA), use_acc=False, is_async=True)
+    sums = tl.reduce(_sums(operand), 1, larger)
+    total = warpgroup_mma_wait(0, deps=[total])
     keys_left, values_left = ask_behind(stream, 2 * step + 1, keys_left, values_left, True)
-    return peak, norm, total, void, keys_left, values_left
+    return peak, gl.convert_layout(sums, gl.SliceLayout(1, MMA))[:, None], total, void, keys_left, values_left

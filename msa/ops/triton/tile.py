@@ -141,23 +141,11 @@ def weigh(raw, scale):
     Peaks are in units of log2, -inf where nothing has weight. Product and sum are written as ``fma``, so that no compiler
     decides about a bit.
     """
-    peak, unit = peaks_of(raw, scale)
-    return peak, weights_of(raw, scale, unit)
-
-
-@triton.jit
-def peaks_of(raw, scale):
-    """Peaks [M] of `weigh`, and what it subtracts from products in their place: 0 where that is -inf or NaN."""
     top = tl.reduce(raw, 1, larger) * scale
     # Nothing but -inf, or a NaN: subtracting it from itself would give NaN, or hide one.
-    unit = tl.where(top > float("-inf"), top, 0.0)
-    return tl.where(top == float("-inf"), top, unit), unit
-
-
-@triton.jit
-def weights_of(raw, scale, unit):
-    """Weights of `weigh`, fp32, of products [M, N], of which there may be more."""
-    return tl.exp2(tl.fma(raw, tl.broadcast_to(scale[:, None], raw.shape), -unit[:, None]))
+    peak = tl.where(top > float("-inf"), top, 0.0)
+    weights = tl.exp2(tl.fma(raw, tl.broadcast_to(scale[:, None], raw.shape), -peak[:, None]))
+    return tl.where(top == float("-inf"), top, peak), weights
 
 
 @triton.jit
