@@ -81,10 +81,15 @@ class Step:
         ids = torch.where(best.values >= 0, best.indices, PAGES).sort(-1).values
         return torch.where(ids == PAGES, -1, ids).int().reshape(self.rows, self.kv_heads, TOP_K).contiguous()
 
+    def poison(self) -> None:
+        """NaN where nothing may be read; among peaks it would say that a line has its result."""
+        for tensor in (self.out, self.partials.norms, self.partials.totals):
+            tensor.fill_(NAN)
+        self.partials.peaks.fill_(1.0)
+
     def answer(self) -> torch.Tensor:
         """Bits of the attention, int16 [T, Hq, D]; poison in the output and the workspace before it."""
-        for tensor in (self.out, self.partials.peaks, self.partials.norms, self.partials.totals):
-            tensor.fill_(NAN)
+        self.poison()
         sparse_gqa.sparse_gqa(*self.given, partials=self.partials)
         return self.out.view(torch.int16).clone()
 
@@ -133,7 +138,7 @@ DEFECTS = {
         "fold(more_peak, more_norm, more_total, peak, norm, total, True)\n        if (behind",
         1,
     ),
-    "a node's end": (team_walk, "walk_together", "node * NODE + NODE, count", "node * NODE + NODE - 1, count", 1),
+    "the peak of the nodes": (team_walk, "walk_together", "sum_peaks.store(peak)", "sum_peaks.store(peak + 1.0)", 1),
     "the sum of the nodes": (team_walk, "walk_together", "if node > 0:", "if node > 1:", 1),
     "which part a node is": (team_walk, "walk_together", "start // NODE", "start // NODE * 0", 4),
     "rows that are void": (team_walk, "walk_together", "return void > 0", "return void > 1", 4),
@@ -196,7 +201,6 @@ def test_a_captured_step_follows_lists_that_begin_and_cease_to_agree():
         sparse_gqa.sparse_gqa(*step.given, partials=step.partials)
     for alike in ("same", "random", "mixed", "same"):
         step.given[4].copy_(lists[alike])
-        for tensor in (step.out, step.partials.peaks, step.partials.norms, step.partials.totals):
-            tensor.fill_(NAN)
+        step.poison()
         graph.replay()
         assert torch.equal(step.out.view(torch.int16), expected[alike]), alike
