@@ -111,9 +111,10 @@ def walk_together(
 
 
 @gluon.jit
-def walk_alone(queries, stream, walked, tail_bit, row, seen, scale, few, HEADS: gl.constexpr, G: gl.constexpr,
-               NODE: gl.constexpr):  # fmt: skip
-    """The softmax of a row over a list of which it walks all.
+def walk_alone(
+    queries, stream, walked, tail_bit, row, seen, scale, few, HEADS: gl.constexpr, G: gl.constexpr, NODE: gl.constexpr
+):
+    """The softmax of a row over the entries of its list that are walked.
 
     Args:
         queries: [LINES, D].
