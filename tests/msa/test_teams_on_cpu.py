@@ -1,0 +1,113 @@
+"""The kernel for teams of rows, run here as plain Python: what each row attends to, whoever walks with it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton.experimental.gluon.nvidia.hopper", reason="teams of rows need Triton's Gluon")
+
+MODULES = [
+    import_module(f"msa.ops.triton.{name}")
+    for name in ("page_stream", "stream_softmax", "team_walk", "sparse_teams", "tile", "merge")
+]
+sparse_teams, merge = MODULES[3], MODULES[5]
+PAGES, TOP_K, NODE, SIDE, GROUP, ROWS = 24, 16, 4, 128, 3, 4
+NAN, INF = float("nan"), float("inf")
+
+
+class Step:
+    """A team of one request whose rows end at ``end`` and the three tokens before; NaN behind it, ``last`` in its last two."""
+
+    def __init__(self, end: int, alike: str, last: float | None = None) -> None:
+        draw = torch.Generator().manual_seed(end)
+        k, v = (torch.randn(PAGES, SIDE, SIDE, generator=draw).bfloat16() for _ in range(2))
+        self.q = torch.randn(ROWS, GROUP, SIDE, generator=draw).bfloat16()
+        self.table = torch.randperm(PAGES, generator=draw).int()
+        for page in range(end // SIDE, PAGES):
+            for cache in (k, v):
+                cache[self.table[page], max(end - page * SIDE, 0) :] = NAN
+        for token in (end - 1, end - 2) if last is not None else ():
+            v[self.table[token // SIDE], token % SIDE, ::3] = last
+        self.k, self.v, self.end = k, v, end
+        self.ends = [end - ROWS + 1 + row for row in range(ROWS)]
+        lists = [self.drawn(draw) for _ in range(ROWS)]
+        if alike == "some":
+            lists = [sorted({*lists[0][:-5], *each[-5:]})[-TOP_K:] for each in lists]
+        self.lists = [lists[0] if alike == "same" else each for each in lists]
+        self.ids = torch.tensor([each + [-1] * (TOP_K - len(each)) for each in self.lists], dtype=torch.int32)
+
+    def drawn(self, draw: torch.Generator) -> list[int]:
+        """Pages in order, the last one among them."""
+        last = max(self.end - 1, 0) // SIDE
+        others = torch.randperm(last, generator=draw)[: TOP_K - 1].tolist() if last else []
+        return sorted([*others, last])
+
+    def right(self, row: int) -> torch.Tensor:
+        """Float64 attention [G, D] of a row; zero if it sees nothing."""
+        tokens = [
+            (int(self.table[page]), token)
+            for page in self.lists[row]
+            for token in range(min(max(self.ends[row] - page * SIDE, 0), SIDE))
+        ]
+        if not tokens:
+            return torch.zeros(GROUP, SIDE, dtype=torch.float64)
+        pages, places = (torch.tensor(each) for each in zip(*tokens, strict=True))
+        k, v = self.k[pages, places].double(), self.v[pages, places].double()
+        return torch.softmax(self.q[row].double() @ k.T * SIDE**-0.5, 1) @ v
+
+    def answer(self, launch, pages_of, walkers: int) -> torch.Tensor:
+        """[T, G, D] of the kernel, and of the merge behind it."""
+        out = torch.full((ROWS, GROUP, SIDE), NAN)
+        parts = walkers if walkers > 1 else 0
+        peaks = torch.ones(ROWS, GROUP, max(parts, 1))
+        norms, totals = torch.full_like(peaks, NAN), torch.full((*peaks.shape, SIDE), NAN)
+        offsets = torch.tensor(self.ends, dtype=torch.int32) - 1
+        keys, values = (pages_of(cache.view(-1, SIDE)) for cache in (self.k, self.v))
+        scale = SIDE**-0.5 * 1.4426950408889634
+        length = torch.tensor([self.end], dtype=torch.int32)
+        ring = 2 if walkers == 1 else 3
+        launch(
+            sparse_teams._attend_teams, (ROWS, 1), out, peaks, norms, totals, self.q, keys, values, self.ids, self.table,
+            length, offsets, PAGES, PAGES, scale, 1.0, Q=ROWS, KV_HEADS=1, G=GROUP, EACH=16, K=TOP_K, NODE=NODE, TEAM=ROWS,
+            WALKERS=walkers, TEAM_RING=ring, ROW_RING=2, ROOM=3, P=SIDE, D=SIDE, PDL=False,
+        )  # fmt: skip
+        if parts:
+            launch(
+                merge._merge, (ROWS * GROUP, 1), out, peaks, norms, totals, 1.0, ROWS * GROUP, PARTS=parts, NODE=1, LINES=1,
+                D=SIDE, BLOCK_D=SIDE, ANSWERED=True, PDL=False,
+            )  # fmt: skip
+        return out
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    harness = import_module("gluon_on_cpu")
+    return harness.on_cpu(monkeypatch, MODULES), harness.Pages
+
+
+@pytest.mark.parametrize("walkers", [1, 4])
+@pytest.mark.parametrize("alike", ["same", "some", "random"])
+@pytest.mark.parametrize("end", [0, 1, 3, 128, 130, 259, 1024, 2049, 2051, 2700])
+def test_a_row_attends_to_its_own_pages(cpu, end, alike, walkers):
+    step = Step(end, alike)
+    out = step.answer(*cpu, walkers)
+    for row in range(ROWS):
+        assert torch.allclose(out[row].double(), step.right(row), rtol=0, atol=2e-2), row
+
+
+@pytest.mark.parametrize("walkers", [1, 4])
+@pytest.mark.parametrize("last", [NAN, INF])
+@pytest.mark.parametrize("end", [3, 130, 1026, 2049, 2700])
+def test_values_that_are_not_finite_reach_those_rows_that_see_them(cpu, end, last, walkers):
+    step = Step(end, "same", last)
+    out = step.answer(*cpu, walkers)
+    for row in range(ROWS):
+        right = step.right(row)
+        assert torch.equal(out[row].isfinite(), right.isfinite())
+        kept = right.isfinite()
+        assert torch.allclose(out[row].double()[kept], right[kept], rtol=0, atol=2e-2)
