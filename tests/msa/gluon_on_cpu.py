@@ -5,6 +5,7 @@ something that never comes. What it cannot show is a race between threads, an in
 """
 
 from __future__ import annotations
+import __future__
 
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -15,12 +16,31 @@ import torch
 import triton
 
 
+class Refused(Exception):
+    """A kernel does what no GPU would survive: it leaves a tensor, or waits for what never comes."""
+
+
+def _hold(fine: Any, what: str) -> None:
+    if not fine:
+        raise Refused(what)
+
+
 class Value(torch.Tensor):
     """A tensor with what device code asks of one."""
 
     @staticmethod
     def of(value: Any) -> Value:
         return torch.as_tensor(value).as_subclass(Value)
+
+    # A name that is bound anew is another value: nobody else sees it change.
+    def __iadd__(self, more: Any) -> Value:
+        return self + more
+
+    def __ior__(self, more: Any) -> Value:
+        return self | more
+
+    def __iand__(self, more: Any) -> Value:
+        return self & more
 
     @property
     def type(self) -> SimpleNamespace:
@@ -44,7 +64,7 @@ class Pointer:
         offset = torch.as_tensor(self.offset).long()
         wanted = torch.as_tensor(True if mask is None else mask).broadcast_to(offset.shape)
         inside = (offset >= 0) & (offset < self.tensor.numel())
-        assert bool((inside | ~wanted).all()), "an address outside its tensor"
+        _hold((inside | ~wanted).all(), "an address outside its tensor")
         return offset, wanted
 
 
@@ -62,7 +82,7 @@ class Shared:
         self.memory, self.dtype, self.shape, self.layout = memory, memory.dtype, list(memory.shape), None
 
     def index(self, place: Any) -> Shared:
-        assert 0 <= int(place) < self.shape[0], "a place outside shared memory"
+        _hold(0 <= int(place) < self.shape[0], "a place outside shared memory")
         return Shared(self.memory[int(place)])
 
     def slice(self, start: int, length: int) -> Shared:
@@ -129,17 +149,17 @@ class Barriers:
 
     @staticmethod
     def expect(barrier: Shared, nbytes: int, pred: Any = True) -> None:
-        assert not pred or int(barrier.memory) >= 0, "a barrier that is none"
+        _hold(not pred or int(barrier.memory) >= 0, "a barrier that is none")
 
     @staticmethod
     def wait(barrier: Shared, phase: Any, pred: Any = True) -> None:
-        assert not pred or int(barrier.memory) % 2 != int(phase), "a tile is waited for that nobody asked for"
+        _hold(not pred or int(barrier.memory) % 2 != int(phase), "a tile is waited for that nobody asked for")
 
     @staticmethod
     def bring(pages: Pages, place: list[Any], barrier: Shared, slot: Shared, pred: Any = True) -> None:
         if pred:
             row = int(place[0])
-            assert 0 <= row <= len(pages.rows) - slot.shape[0], "a page outside the cache"
+            _hold(0 <= row <= len(pages.rows) - slot.shape[0], "a page outside the cache")
             slot.memory.copy_(pages.rows[row : row + slot.shape[0]])
             barrier.memory.add_(1)
 
@@ -167,7 +187,8 @@ class Language:
     allocate_shared_memory = staticmethod(allocate)
     inline_asm_elementwise = staticmethod(_assembly)
     max, min, sum = (staticmethod(_reduced(how)) for how in (torch.amax, torch.amin, torch.sum))
-    to_tensor = zeros_like = staticmethod(lambda value: Value.of(value))
+    to_tensor = staticmethod(lambda value: Value.of(value))
+    zeros_like = staticmethod(torch.zeros_like)
     convert_layout = staticmethod(lambda value, layout: value)
     broadcast_to = staticmethod(lambda value, shape: value.broadcast_to(shape))
     exp2 = staticmethod(lambda value: Value.of(torch.exp2(value)))
@@ -240,3 +261,13 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch, modules: list[ModuleType]) -> Callab
                 function(*(Pointer(each) if isinstance(each, torch.Tensor) else each for each in given), **constants)
 
     return launch
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, modules: list[ModuleType], name: str, right: str, wrong: str) -> None:
+    """Have a device function say ``wrong``; before `on_cpu`."""
+    function = next(vars(module)[name] for module in modules if name in vars(module))
+    assert function.src.count(right) == 1, f"{name} does not say {right!r} once"
+    code = compile(function.src.replace(right, wrong), name, "exec", __future__.annotations.compiler_flag)
+    made: dict[str, Any] = {}
+    exec(code, function.fn.__globals__, made)
+    monkeypatch.setattr(function, "fn", made[name])
