@@ -94,11 +94,16 @@ class Step:
         return self.out.view(torch.int16).clone()
 
 
+def share_out(monkeypatch: pytest.MonkeyPatch, walkers: int) -> None:
+    """Have ``walkers`` programs share a list, whatever the sizes."""
+    plan = sparse_teams.Plan(walkers, 2 if walkers == 1 else 3, 2, 3)
+    monkeypatch.setattr(sparse_teams.Plan, "of", classmethod(lambda cls, rows, kv_heads: plan))
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("walkers", [1, sparse_teams.TEAM])
 def test_company_changes_no_bit(monkeypatch, sizes, walkers):
-    plan = sparse_teams.Plan(walkers, 2 if walkers == 1 else 3, 2, 3)
-    monkeypatch.setattr(sparse_teams.Plan, "of", classmethod(lambda cls, rows, kv_heads: plan))
+    share_out(monkeypatch, walkers)
     taken = []
     attend = sparse_teams.attend_teams
     monkeypatch.setattr(sparse_teams, "attend_teams", lambda *given: (taken.append(1), attend(*given)))
@@ -173,9 +178,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, right:
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_of_the_kernel_changes_bits(monkeypatch, defect):
     *where, walkers = DEFECTS[defect]
-    monkeypatch.setattr(
-        sparse_teams.Plan, "of", classmethod(lambda cls, *_: sparse_teams.Plan(walkers, 3 - (walkers == 1), 2, 3))
-    )
+    share_out(monkeypatch, walkers)
     steps = [Step(*SIZES[1], alike, last) for alike in ("same", "random") for last in (None, INF)]
     right = [step.answer() for step in steps]
     plant(monkeypatch, *where)

@@ -5,7 +5,6 @@ something that never comes. What it cannot show is a race between threads, an in
 """
 
 from __future__ import annotations
-import __future__
 
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -179,8 +178,8 @@ def _assembly(text: str, constraints: str, given: list[Any], **options: Any) -> 
 class Language:
     """What device code calls ``gl`` and ``tl``, of a grid."""
 
-    int16, int32, int64, int1 = torch.int16, torch.int32, torch.int64, torch.bool
-    float16, bfloat16, float32 = torch.float16, torch.bfloat16, torch.float32
+    int16, int32, int64 = torch.int16, torch.int32, torch.int64
+    float16, float32 = torch.float16, torch.float32
     PropagateNan = SimpleNamespace(ALL=True)
     static_range = range
     load, store = staticmethod(load), staticmethod(store)
@@ -188,7 +187,6 @@ class Language:
     inline_asm_elementwise = staticmethod(_assembly)
     max, min, sum = (staticmethod(_reduced(how)) for how in (torch.amax, torch.amin, torch.sum))
     to_tensor = staticmethod(lambda value: Value.of(value))
-    zeros_like = staticmethod(torch.zeros_like)
     convert_layout = staticmethod(lambda value, layout: value)
     broadcast_to = staticmethod(lambda value, shape: value.broadcast_to(shape))
     exp2 = staticmethod(lambda value: Value.of(torch.exp2(value)))
@@ -267,7 +265,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, modules: list[ModuleType], name: str,
     """Have a device function say ``wrong``; before `on_cpu`."""
     function = next(vars(module)[name] for module in modules if name in vars(module))
     assert function.src.count(right) == 1, f"{name} does not say {right!r} once"
-    code = compile(function.src.replace(right, wrong), name, "exec", __future__.annotations.compiler_flag)
+    code = compile(function.src.replace(right, wrong), name, "exec", annotations.compiler_flag)
     made: dict[str, Any] = {}
     exec(code, function.fn.__globals__, made)
     monkeypatch.setattr(function, "fn", made[name])

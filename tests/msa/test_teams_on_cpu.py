@@ -20,9 +20,12 @@ NAN, INF = float("nan"), float("inf")
 
 
 class Step:
-    """A team of one request whose rows end at ``end`` and the three tokens before; NaN behind it, ``last`` in its last two."""
+    """A team of one request whose rows end at ``end`` and the three tokens before; NaN behind it, ``last`` in its last two.
 
-    def __init__(self, end: int, alike: str, last: float | None = None) -> None:
+    The second row ends ``apart`` tokens earlier than in its place.
+    """
+
+    def __init__(self, end: int, alike: str, last: float | None = None, apart: int = 0) -> None:
         draw = torch.Generator().manual_seed(end)
         k, v = (torch.randn(PAGES, SIDE, SIDE, generator=draw).bfloat16() for _ in range(2))
         self.q = torch.randn(ROWS, GROUP, SIDE, generator=draw).bfloat16()
@@ -33,7 +36,7 @@ class Step:
         for token in (end - 1, end - 2) if last is not None else ():
             v[self.table[token // SIDE], token % SIDE, ::3] = last
         self.k, self.v, self.end = k, v, end
-        self.ends = [end - ROWS + 1 + row for row in range(ROWS)]
+        self.ends = [end - ROWS + 1 + row - apart * (row == 1) for row in range(ROWS)]
         lists = [self.drawn(draw) for _ in range(ROWS)]
         if alike == "some":
             lists = [sorted({*lists[0][:-5], *each[-5:]})[-TOP_K:] for each in lists]
@@ -110,11 +113,19 @@ def test_a_row_attends_to_its_own_pages(monkeypatch, harness, end, alike, walker
 
 
 @pytest.mark.parametrize("walkers", [1, 4])
-@pytest.mark.parametrize("last", [NAN, INF])
+@pytest.mark.parametrize("last", [NAN, INF, 500.0])
 @pytest.mark.parametrize("end", [3, 130, 1026, 2049, 2700])
-def test_values_that_are_not_finite_reach_those_rows_that_see_them(monkeypatch, harness, end, last, walkers):
+def test_the_last_tokens_reach_those_rows_that_see_them(monkeypatch, harness, end, last, walkers):
+    """Of infinities and NaN as well as of values so large that the plants below cannot hide behind the tolerance."""
     launch = harness.on_cpu(monkeypatch, MODULES)
     assert Step(end, "same", last).wrong(launch, harness.Pages, walkers) == []
+
+
+@pytest.mark.parametrize("walkers", [1, 4])
+@pytest.mark.parametrize("apart", [40, 200])
+def test_rows_that_do_not_follow_each_other(monkeypatch, harness, apart, walkers):
+    launch = harness.on_cpu(monkeypatch, MODULES)
+    assert Step(2700, "same", NAN, apart).wrong(launch, harness.Pages, walkers) == []
 
 
 # A function, what it says, what it says then, and how many share a list.
