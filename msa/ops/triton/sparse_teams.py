@@ -155,9 +155,7 @@ def _attend_teams(
     walked, tail_bit, parts = _bits(common, odd, entry, K)
     # Nor do rows walk their request's first page together where some see a part of it: `team_softmax`.
     unlike = gl.max((lists != ids[None, :]).to(gl.int32), axis=0) | ((odd & ~common) & (ids == 0).to(gl.int32))
-    # Offsets that do not follow each other are no team's: what its rows see of a page differs by few tokens.
-    near = gl.max(ends, axis=0) - gl.min(ends, axis=0) <= TEAM
-    together = (gl.sum(unlike, axis=0) == 0) & ((parts & (parts - 1)) == 0) & near
+    together = (gl.sum(unlike, axis=0) == 0) & ((parts & (parts - 1)) == 0)
     # The entries of this program where rows walk together, and which rows walk alone: at first, or after all.
     start = (row - first) * SHARE
     mine = ((1 << SHARE) - 1) << start

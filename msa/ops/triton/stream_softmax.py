@@ -130,8 +130,7 @@ def team_softmax(stream, queries, step, keys_left, values_left, seen_of, scale, 
     ROWS: gl.constexpr = seen_of.shape[0]
     keys = came(stream, 2 * step).permute((1, 0))
     raw = warpgroup_mma(queries.index(unseen(0)), keys, gl.zeros([M, P], gl.float32, MMA), use_acc=False, is_async=True)
-    raw = warpgroup_mma_wait(0, deps=[raw])
-    keys_left, values_left = ask_behind(stream, 2 * step, keys_left, values_left, False)
+    # While the products are made.
     values = came(stream, 2 * step + 1)
     void = gl.to_tensor(0)
     if TAIL:
@@ -144,6 +143,9 @@ def team_softmax(stream, queries, step, keys_left, values_left, seen_of, scale, 
             seen = gl.where(row_of == row, own, seen)
             fewest, most = gl.minimum(fewest, own), gl.maximum(most, own)
         void = _clear(values, fewest, most)
+    raw = warpgroup_mma_wait(0, deps=[raw])
+    keys_left, values_left = ask_behind(stream, 2 * step, keys_left, values_left, False)
+    if TAIL:
         raw = gl.where(gl.arange(0, P, gl.SliceLayout(0, MMA))[None, :] < seen[:, None], raw, float("-inf"))
     peak, weights = weigh(raw, scale)
     operand = weights.to(queries.dtype)
