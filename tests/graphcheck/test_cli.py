@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from graphcheck.catalogue import HAZARDS, lookup
-from graphcheck.cli import main
+from graphcheck.cli import cli, main
 from graphcheck.errors import UnknownTarget
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +134,39 @@ def test_a_clean_target_exits_0_from_a_checkout() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "PASS" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [["list"], ["fuzz", "graphcheck.zoo.rows:MaskedSum", "--backend", "emulator"]], ids=" ".join
+)
+def test_a_reader_that_leaves_is_no_finding(command: list[str]) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "graphcheck", *command],
+            cwd=ROOT,
+            stdout=writes,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writes)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_pipe_to_another_process_that_breaks_is_an_internal_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(cli.commands["list"], "callback", broken)
+    with pytest.raises(SystemExit) as left:
+        main(["list"])
+    assert left.value.code == 4
+    assert "a pipe between processes broke" in capsys.readouterr().err
 
 
 def test_list_doctor_and_explain_answer(capsys: pytest.CaptureFixture[str]) -> None:
