@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
 import sys
 from typing import Any
 
@@ -15,30 +13,15 @@ from graphcheck.cli.explain import explain
 from graphcheck.cli.inspect import inspect
 from graphcheck.cli.lint import lint
 from graphcheck.cli.machine import doctor, list_components
+from graphcheck.cli.reader import Commands
 from graphcheck.cli.run import check, fuzz, replay
 from graphcheck.cli.selftest import selftest
 from graphcheck.errors import EnvironmentUnable, GraphcheckError
 
 USAGE, UNABLE, INTERNAL = 2, 3, 4
-# As a shell reports a process that writes to a pipe without a reader: 128 and SIGPIPE.
-READER_LEFT = 141
 
 
-class _Commands(click.Group):
-    """Commands whose reader may leave: exit code 1, which click has for that, says findings."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            code = super().invoke(ctx)
-            sys.stdout.flush()
-            return code
-        except BrokenPipeError as error:
-            if _has_reader():
-                raise RuntimeError(f"a pipe between processes broke: {error}") from error
-            raise click.exceptions.Exit(READER_LEFT) from None
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="graphcheck")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
@@ -86,22 +69,6 @@ def main(arguments: list[str] | None = None) -> None:
         _say(f"internal error, {type(error).__name__}: {first}; run again with --debug and report it")
         sys.exit(INTERNAL)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _has_reader() -> bool:
-    """Whether somebody still reads the output; if not, the rest of it goes nowhere."""
-    try:
-        output = sys.stdout.fileno()
-    except OSError:
-        return True
-    watch = select.poll()
-    watch.register(output, 0)
-    if not any(event & select.POLLERR for _, event in watch.poll(0)):
-        return True
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, output)
-    os.close(nowhere)
-    return False
 
 
 def _say(words: str) -> None:

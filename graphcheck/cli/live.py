@@ -7,9 +7,10 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live as RichLive
 from rich.text import Text
+
+from graphcheck.cli.reader import ProgressConsole
 
 if TYPE_CHECKING:
     from graphcheck.fuzzer import Progress
@@ -26,7 +27,7 @@ class Live:
 
     def __init__(self, target: str) -> None:
         self._target = target
-        self._console = Console(file=sys.stderr)
+        self._console = ProgressConsole(file=sys.stderr)
         self._live = RichLive(console=self._console, transient=True, refresh_per_second=8)
         self._last = time.perf_counter()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
 import sys
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from graphcheck.cli.reader import ResultConsole
 from graphcheck.finding import Finding, RungStatus, Severity, Verdict
 from graphcheck.report import TargetReport
 
@@ -27,16 +27,9 @@ _COLOURS = {
 }
 
 
-class _Console(Console):
-    """A console whose reader may leave: rich would exit with 1 then, which says findings."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
-
-
 def console() -> Console:
     """The console for results: stdout, soft-wrapped so that lines can be copied; brackets are text, not markup."""
-    return _Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    return ResultConsole(file=sys.stdout, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def show_header(environment: dict[str, Any]) -> None:

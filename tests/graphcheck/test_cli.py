@@ -136,24 +136,39 @@ def test_a_clean_target_exits_0_from_a_checkout() -> None:
     assert "PASS" in done.stdout
 
 
+@pytest.fixture
+def unread():
+    """The writing end of a pipe that nobody reads."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    yield writes
+    os.close(writes)
+
+
 @pytest.mark.parametrize(
     "command", [["list"], ["fuzz", "graphcheck.zoo.rows:MaskedSum", "--backend", "emulator"]], ids=" ".join
 )
-def test_a_reader_that_leaves_is_no_finding(command: list[str]) -> None:
-    reads, writes = os.pipe()
-    os.close(reads)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "graphcheck", *command],
-            cwd=ROOT,
-            stdout=writes,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    finally:
-        os.close(writes)
+def test_a_reader_of_results_that_leaves_is_no_finding(command: list[str], unread: int) -> None:
+    command = [sys.executable, "-m", "graphcheck", *command]
+    done = subprocess.run(command, cwd=ROOT, stdout=unread, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (141, "")
+    assert subprocess.run(command, cwd=ROOT, stdout=unread, stderr=unread, check=False).returncode == 141
+
+
+def test_nobody_has_to_look_at_progress(unread: int) -> None:
+    shown = (
+        "import time\n"
+        "from graphcheck.cli import live\n"
+        "from graphcheck.fuzzer import Progress\n"
+        "live._EVERY = -1.0\n"
+        "with live.Live('target') as line:\n"
+        "    for plans in range(3):\n"
+        "        line.show(Progress(phase='search', plans=plans, replays=0, findings=0, seconds=1.0))\n"
+        "print('done')\n"
+    )
+    command = [sys.executable, "-c", shown]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=unread, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n")
 
 
 def test_a_pipe_to_another_process_that_breaks_is_an_internal_error(
