@@ -13,7 +13,7 @@ from graphcheck.cli.explain import explain
 from graphcheck.cli.inspect import inspect
 from graphcheck.cli.lint import lint
 from graphcheck.cli.machine import doctor, list_components
-from graphcheck.cli.reader import Commands
+from graphcheck.cli.reader import Commands, tell
 from graphcheck.cli.run import check, fuzz, replay
 from graphcheck.cli.selftest import selftest
 from graphcheck.errors import EnvironmentUnable, GraphcheckError
@@ -49,28 +49,23 @@ def main(arguments: list[str] | None = None) -> None:
     except click.exceptions.Exit as leaving:
         sys.exit(leaving.exit_code)
     except click.Abort:
-        _say("interrupted")
+        tell("interrupted")
         sys.exit(130)
     except click.ClickException as error:
-        _say(f"{error.format_message().rstrip('.')}; see graphcheck --help")
+        tell(f"{error.format_message().rstrip('.')}; see graphcheck --help")
         sys.exit(USAGE)
     except GraphcheckError as error:
         if debug:
             raise
-        _say(str(error))
+        tell(str(error))
         sys.exit(UNABLE if isinstance(error, EnvironmentUnable) else USAGE)
     except Exception as error:
         if debug:
             raise
         if isinstance(error, OSError) and error.filename is not None:
-            _say(f"{error.filename}: {error.strerror}; name a place that can be read and written")
+            tell(f"{error.filename}: {error.strerror}; name a place that can be read and written")
             sys.exit(USAGE)
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        _say(f"internal error, {type(error).__name__}: {first}; run again with --debug and report it")
+        tell(f"internal error, {type(error).__name__}: {first}; run again with --debug and report it")
         sys.exit(INTERNAL)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _say(words: str) -> None:
-    """One line on stderr."""
-    click.echo(f"graphcheck: {' '.join(words.split())}", err=True)

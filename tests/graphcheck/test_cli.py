@@ -146,18 +146,23 @@ def unread():
 
 
 @pytest.mark.parametrize(
-    "command", [["list"], ["fuzz", "graphcheck.zoo.rows:MaskedSum", "--backend", "emulator"]], ids=" ".join
+    "command",
+    [["--help"], ["list"], ["fuzz", "graphcheck.zoo.rows:MaskedSum", "--backend", "emulator"]],
+    ids=lambda command: command[0],
 )
 def test_a_reader_of_results_that_leaves_is_no_finding(command: list[str], unread: int) -> None:
     command = [sys.executable, "-m", "graphcheck", *command]
     done = subprocess.run(command, cwd=ROOT, stdout=unread, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (141, "")
-    assert subprocess.run(command, cwd=ROOT, stdout=unread, stderr=unread, check=False).returncode == 141
+
+
+def test_an_error_that_nobody_reads_keeps_its_code(unread: int) -> None:
+    command = [sys.executable, "-m", "graphcheck", "fuzz", "nosuch.target", "--backend", "emulator"]
+    assert subprocess.run(command, cwd=ROOT, stdout=unread, stderr=unread, check=False).returncode == 2
 
 
 def test_nobody_has_to_look_at_progress(unread: int) -> None:
     shown = (
-        "import time\n"
         "from graphcheck.cli import live\n"
         "from graphcheck.fuzzer import Progress\n"
         "live._EVERY = -1.0\n"

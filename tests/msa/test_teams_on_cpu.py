@@ -20,9 +20,10 @@ NAN, INF = float("nan"), float("inf")
 
 
 class Step:
-    """A team of one request whose rows end at ``end`` and the three tokens before; NaN behind it, ``last`` in its last two.
+    """A team of one request whose rows end at ``end`` and the three tokens before; NaN behind it.
 
-    The second row ends ``apart`` tokens earlier than in its place.
+    The second row ends ``apart`` tokens earlier than in its place. ``last`` stands in the last two tokens or, if there is such
+    a distance, in the first one that the second row does not see.
     """
 
     def __init__(self, end: int, alike: str, last: float | None = None, apart: int = 0) -> None:
@@ -33,10 +34,11 @@ class Step:
         for page in range(end // SIDE, PAGES):
             for cache in (k, v):
                 cache[self.table[page], max(end - page * SIDE, 0) :] = NAN
-        for token in (end - 1, end - 2) if last is not None else ():
+        self.ends = [end - ROWS + 1 + row - apart * (row == 1) for row in range(ROWS)]
+        late = (self.ends[1],) if apart else (end - 1, end - 2)
+        for token in late if last is not None else ():
             v[self.table[token // SIDE], token % SIDE, ::3] = last
         self.k, self.v, self.end = k, v, end
-        self.ends = [end - ROWS + 1 + row - apart * (row == 1) for row in range(ROWS)]
         lists = [self.drawn(draw) for _ in range(ROWS)]
         if alike == "some":
             lists = [sorted({*lists[0][:-5], *each[-5:]})[-TOP_K:] for each in lists]
@@ -122,10 +124,12 @@ def test_the_last_tokens_reach_those_rows_that_see_them(monkeypatch, harness, en
 
 
 @pytest.mark.parametrize("walkers", [1, 4])
-@pytest.mark.parametrize("apart", [40, 200])
-def test_rows_that_do_not_follow_each_other(monkeypatch, harness, apart, walkers):
+@pytest.mark.parametrize("last", [NAN, 500.0])
+@pytest.mark.parametrize(("end", "apart"), [(2780, 40), (2700, 40), (2700, 200)], ids=["less", "nothing", "others"])
+def test_rows_that_do_not_follow_each_other(monkeypatch, harness, end, apart, last, walkers):
+    """They walk together where they see but one page in part, if one of them sees less of it than its place says, or nothing."""
     launch = harness.on_cpu(monkeypatch, MODULES)
-    assert Step(2700, "same", NAN, apart).wrong(launch, harness.Pages, walkers) == []
+    assert Step(end, "same", last, apart).wrong(launch, harness.Pages, walkers) == []
 
 
 # A function, what it says, what it says then, and how many share a list.
